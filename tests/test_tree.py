@@ -58,9 +58,17 @@ def test_parents_keep_the_callers_order_and_any_integer_type():
         (lambda: TreeShape.from_parents([0, 0]), ValueError, "node 0 is the root: expected parent -1, got 0"),
         (lambda: TreeShape.from_parents([-1, -1]), ValueError, "only node 0 is the root: node 1"),
         (lambda: TreeShape.from_parents([-1, 0, -2]), ValueError, "node 2 has parent -2"),
-        (lambda: TreeShape.from_parents([-1, 0, 0, 5, 3, 0]), ValueError, "precede children: node 3 has parent 5"),
+        (
+            lambda: TreeShape.from_parents([-1, 0, 0, 5, 3, 0]),
+            ValueError,
+            "precede children: node 3 has parent 5",
+        ),
         (lambda: TreeShape.from_parents([-1, 1]), ValueError, "precede children: node 1 has parent 1"),
-        (lambda: TreeShape.from_parents([-1, 0.0]), TypeError, "parent of node 1 must be an integer, got 0.0"),
+        (
+            lambda: TreeShape.from_parents([-1, 0.0]),
+            TypeError,
+            "parent of node 1 must be an integer, got 0.0",
+        ),
         (lambda: TreeShape.from_parents([-1, False]), TypeError, "got False"),
         (lambda: TreeShape.from_parents([-1, None]), TypeError, "got None"),
         (lambda: TreeShape.from_parents(np.array([-1.0, 0.0])), TypeError, "dtype float64"),
@@ -85,7 +93,11 @@ def test_parents_keep_the_callers_order_and_any_integer_type():
         (lambda: DraftTree(TreeShape.chain(1), [1, 2], [0, math.inf]), ValueError, "node 1 has score inf"),
         (lambda: DraftTree(TreeShape.chain(1), [1, 2], ["a", "b"]), TypeError, "scores must be numbers"),
         (lambda: DraftTree(TreeShape.chain(1), [1, 2], None, ["root"]), ValueError, "2 nodes, got"),
-        (lambda: DraftTree(TreeShape.star(2), [1, 5, 5]), ValueError, "nodes 1 and 2 are both token 5 under node 0"),
+        (
+            lambda: DraftTree(TreeShape.star(2), [1, 5, 5]),
+            ValueError,
+            "nodes 1 and 2 are both token 5 under node 0",
+        ),
     ],
 )
 def test_bad_input_is_refused_by_name(build, error, message):
@@ -173,7 +185,10 @@ def test_build_merges_repeated_siblings_and_subtrees(tree, data):
     def spelled(parents, ids):
         return [tuple(ids[n] for n in oracle.path_of(parents, node)) for node in range(len(parents))]
 
-    before, after = spelled(tree.shape.parent_tuple, tokens), spelled(merged.shape.parent_tuple, merged.token_tuple)
+    before, after = (
+        spelled(tree.shape.parent_tuple, tokens),
+        spelled(merged.shape.parent_tuple, merged.token_tuple),
+    )
     assert len(set(after)) == len(after) and set(after) == set(before)
     assert old_to_new.dtype == np.int32 and [after[new] for new in old_to_new] == before
     assert DraftTree(merged.shape, merged.token_ids, merged.scores) is not None
@@ -275,12 +290,20 @@ def test_retrieve_layout_round_trips(shapes, extra):
         (lambda: TreeShape.from_retrieve_indices([[0.0]]), TypeError, "float64"),
         (lambda: TreeShape.from_retrieve_indices([[1, 0]]), ValueError, "row 0 is"),
         (lambda: TreeShape.from_retrieve_indices([[0, -1, 1]]), ValueError, "-1 only pads its end"),
-        (lambda: TreeShape.from_retrieve_indices([[0, 1, 3], [0, 2, 3]]), ValueError, "node 3 has two parents"),
+        (
+            lambda: TreeShape.from_retrieve_indices([[0, 1, 3], [0, 2, 3]]),
+            ValueError,
+            "node 3 has two parents",
+        ),
         (lambda: TreeShape.from_retrieve_indices([[0, 2]]), ValueError, "node 1 is on none"),
         (lambda: TreeShape.from_retrieve_indices([[0, 2, 1]]), ValueError, "node 1 has parent 2"),
         (lambda: TreeShape.from_serving([-1, 1]), ValueError, "serving node 1 has parent 1"),
         (lambda: TreeShape.from_serving([-2]), ValueError, "serving node 0 has parent -2"),
-        (lambda: to_retrieve([TreeShape.chain(0), TreeShape.chain(4)], 3), ValueError, "row 1: expected at most 3"),
+        (
+            lambda: to_retrieve([TreeShape.chain(0), TreeShape.chain(4)], 3),
+            ValueError,
+            "row 1: expected at most 3",
+        ),
         (lambda: pad_trees([DraftTree.root_only(1)] * 2, 0), ValueError, "width must be at least 1"),
     ],
 )
