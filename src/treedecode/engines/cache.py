@@ -1,0 +1,87 @@
+"""The K/V cache of one request: allocated once, written at the end, compacted in place.
+
+Row ``i`` of every layer holds the keys and values of position ``i`` of the committed sequence, for rows below
+``length``. A step writes its nodes in node order at rows ``length .. length + num_nodes``; ``commit`` moves the
+accepted path to the front of that range. Rows at or above ``length`` are dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treedecode.kv import commit_moves
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """What one attention layer stores and sees.
+
+    Attributes:
+        num_kv_heads: Key/value heads.
+        head_dim: Size of one head.
+        window: Sliding window in tokens (a key is visible iff ``pos_q - window < pos_k``), or None for full.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+
+
+class KVCache:
+    """Keys and values of all layers, ``[layers, heads, capacity, head_dim]`` for each layer shape.
+
+    Args:
+        specs: One per layer. Layers of the same shape share one tensor, so a commit is one gather and one write.
+        capacity: Rows to allocate: prompt + new tokens + the widest tree.
+        dtype: Of keys and values.
+        device: Where they live.
+    """
+
+    def __init__(
+        self, specs: Sequence[LayerSpec], capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.capacity = capacity
+        self.length = 0
+        self._blocks: list[tuple[Tensor, Tensor]] = []
+        self._layers: list[tuple[Tensor, Tensor]] = [None] * len(specs)  # type: ignore[list-item]
+        shapes: dict[tuple[int, int], list[int]] = {}
+        for index, spec in enumerate(specs):
+            shapes.setdefault((spec.num_kv_heads, spec.head_dim), []).append(index)
+        for (heads, dim), members in shapes.items():
+            size = (len(members), heads, capacity, dim)
+            keys = torch.zeros(size, dtype=dtype, device=device)
+            values = torch.zeros(size, dtype=dtype, device=device)
+            self._blocks.append((keys, values))
+            for place, index in enumerate(members):
+                self._layers[index] = (keys[place], values[place])
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Key and value tensors of one layer, each ``[heads, capacity, head_dim]`` (views, not copies)."""
+        return self._layers[index]
+
+    def __len__(self) -> int:
+        """Number of layers."""
+        return len(self._layers)
+
+    def data_ptrs(self) -> list[int]:
+        """Addresses of the storage; they never change while the cache lives."""
+        return [tensor.data_ptr() for block in self._blocks for tensor in block]
+
+    def commit(self, path: Sequence[int]) -> int:
+        """Keeps the accepted path of the step just run and returns how many rows moved per layer.
+
+        Args:
+            path: Accepted nodes, root first, ascending in depth: row ``length + path[i]`` becomes ``length + i``.
+        """
+        source, target = commit_moves(path)
+        if source:
+            rows = torch.tensor([source, target], device=self._blocks[0][0].device).add_(self.length)
+            for keys, values in self._blocks:
+                keys.index_copy_(2, rows[1], keys.index_select(2, rows[0]))
+                values.index_copy_(2, rows[1], values.index_select(2, rows[0]))
+        self.length += len(path)
+        return len(source)

@@ -1,0 +1,216 @@
+"""Decoder layers of the common families with the eager overhead taken out.
+
+The same arithmetic as transformers' modelling code with fewer and larger operations: query, key and value are one
+product, gate and up another; query and key are normalised and rotated together; keys and values go straight to
+their cache rows. ``probe.check_target`` compares it with the model it was made from before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from treedecode.attention.grouped import tree_attention
+from treedecode.engines.cache import KVCache, LayerSpec
+from treedecode.engines.linear import Linear
+from treedecode.engines.step import StepInput
+from treedecode.engines.target import Target
+
+# Rotary types whose angles depend on the current length: no table can be made ahead for those.
+_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a model family differs from Llama."""
+
+    norm_offset: float = 0.0  # RMSNorm multiplies by offset + weight
+    qk_norm: bool = False  # RMSNorm on every query and key head
+    sandwich_norm: bool = False  # norms after attention and after the MLP, before the residual is added
+
+
+FAMILIES = {
+    "llama": Family(),
+    "mistral": Family(),
+    "qwen2": Family(),
+    "qwen3": Family(qk_norm=True),
+    "gemma3_text": Family(norm_offset=1.0, qk_norm=True, sandwich_norm=True),
+}
+
+
+def unfused_reason(config: Any) -> str:
+    """Why a model with this transformers config cannot run here; empty when it can."""
+    if config.model_type not in FAMILIES:
+        return f"model type {config.model_type!r} is not one of {', '.join(sorted(FAMILIES))}"
+    parameters = config.rope_parameters
+    types = {parameters.get("rope_type")} | {p["rope_type"] for p in parameters.values() if isinstance(p, dict)}
+    if types & _LENGTH_DEPENDENT_ROPE:
+        return f"rotary type {', '.join(sorted(types & _LENGTH_DEPENDENT_ROPE))} depends on the length"
+    return ""
+
+
+def layer_windows(config: Any) -> list[int | None]:
+    """The sliding window of every layer (None for full attention), from a transformers config."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return [window] * config.num_hidden_layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+class FusedDecoder(Target):
+    """A :class:`Target` for the families in ``FAMILIES``.
+
+    Args:
+        model: A transformers ``*ForCausalLM``.
+        consume: Free each weight of ``model`` once it is packed; ``model`` is unusable afterwards. Without it the
+            weights are shared and nothing is packed.
+    """
+
+    implementation = "fused"
+
+    def __init__(self, model: Any, consume: bool) -> None:
+        config, inner = model.config, model.model
+        family = FAMILIES[config.model_type]
+        embedding = inner.embed_tokens.weight
+        self.dtype, self.device = embedding.dtype, embedding.device
+        self.vocab_size = model.lm_head.weight.shape[0]
+        self.max_positions = config.max_position_embeddings
+        self._embedding = embedding.detach()
+        self._embedding_scale = _embedding_scale(inner.embed_tokens, family)
+        self._rotary = inner.rotary_emb
+        self._rope_key = getattr(config, "layer_types", None) if config.model_type == "gemma3_text" else None
+        self._softcap = getattr(config, "final_logit_softcapping", None)
+        heads, head_dim = config.num_attention_heads, inner.layers[0].self_attn.head_dim
+        windows = layer_windows(config)
+        self.layer_specs = [LayerSpec(config.num_key_value_heads, head_dim, window) for window in windows]
+        self._layers = []
+        for index, layer in enumerate(inner.layers):
+            rope_key = self._rope_key[index] if self._rope_key else None
+            self._layers.append(_FusedLayer(layer, family, heads, self.layer_specs[index], rope_key, consume))
+        self._norm = _norm_weight(inner.norm, family)
+        self._eps = config.rms_norm_eps
+        self._head = Linear([model.lm_head.weight], [model.lm_head.bias], pack=consume)
+        if consume:
+            _free(model.lm_head)
+        self.linear_kind = "onednn-prepacked" if self._head.packed else "torch"
+        self._tables: dict[str | None, tuple[Tensor, Tensor]] = {}
+
+    def forward(self, step: StepInput, cache: KVCache, keep_rows: int | None = None) -> Tensor:
+        hidden = F.embedding(step.token_ids, self._embedding)
+        if self._embedding_scale is not None:
+            hidden = hidden * self._embedding_scale
+        rotations = self._rotations(step, cache.capacity)
+        for index, layer in enumerate(self._layers):
+            hidden = layer(hidden, rotations[layer.rope_key], step, *cache.layer(index))
+        if keep_rows is not None:
+            hidden = hidden[-keep_rows:]
+        return F.rms_norm(hidden, self._norm.shape, self._norm, self._eps)
+
+    def logits(self, features: Tensor) -> Tensor:
+        logits = self._head(features)
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits
+
+    def _rotations(self, step: StepInput, capacity: int) -> dict[str | None, tuple[Tensor, Tensor]]:
+        """Cosine and signed sine rows ``[N, 1, head_dim]`` of the step's positions, per kind of layer."""
+        rows = {}
+        for key in set(self._rope_key or [None]):
+            if key not in self._tables or self._tables[key][0].shape[0] < capacity:
+                self._tables[key] = self._rotary_table(key, capacity)
+            cos, sin = self._tables[key]
+            rows[key] = (cos.index_select(0, step.position_ids), sin.index_select(0, step.position_ids))
+        return rows
+
+    def _rotary_table(self, key: str | None, capacity: int) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(capacity, device=self.device)[None]
+        like = self._embedding[:1]
+        cos, sin = self._rotary(like, positions) if key is None else self._rotary(like, positions, key)
+        half = sin.shape[-1] // 2
+        signed = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)  # times rolled halves = rotate_half
+        return cos[0].unsqueeze(1).contiguous(), signed[0].unsqueeze(1).contiguous()
+
+
+class _FusedLayer:
+    """One decoder layer on ``[N, hidden]`` rows."""
+
+    def __init__(
+        self, layer: Any, family: Family, heads: int, spec: LayerSpec, rope_key: str | None, consume: bool
+    ) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.rope_key = rope_key
+        self._spec, self._heads, self._scale = spec, heads, attention.scaling
+        self._qkv = _join([attention.q_proj, attention.k_proj, attention.v_proj], consume)
+        self._out = _join([attention.o_proj], consume)
+        self._gate_up = _join([mlp.gate_proj, mlp.up_proj], consume)
+        self._down = _join([mlp.down_proj], consume)
+        self._activation: Callable[[Tensor], Tensor] = mlp.act_fn
+        self._eps = layer.input_layernorm.eps if family.norm_offset else layer.input_layernorm.variance_epsilon
+        self._input_norm = _norm_weight(layer.input_layernorm, family)
+        after = layer.post_attention_layernorm
+        self._attention_norm = _norm_weight(after, family) if family.sandwich_norm else None
+        before_mlp = layer.pre_feedforward_layernorm if family.sandwich_norm else after
+        self._mlp_norm = _norm_weight(before_mlp, family)
+        self._output_norm = (
+            _norm_weight(layer.post_feedforward_layernorm, family) if family.sandwich_norm else None
+        )
+        self._qk_weight: Tensor | None = None
+        if family.qk_norm:  # one row per query and key head, so both are scaled in one product
+            query, key = _norm_weight(attention.q_norm, family), _norm_weight(attention.k_norm, family)
+            self._qk_weight = torch.stack([query] * heads + [key] * spec.num_kv_heads)
+
+    def __call__(
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], step: StepInput, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        mixed = self._attend(self._norm(hidden, self._input_norm), rotation, step, keys, values)
+        hidden = hidden + (mixed if self._attention_norm is None else self._norm(mixed, self._attention_norm))
+        gate, up = self._gate_up(self._norm(hidden, self._mlp_norm)).chunk(2, dim=-1)
+        mixed = self._down(self._activation(gate) * up)
+        return hidden + (mixed if self._output_norm is None else self._norm(mixed, self._output_norm))
+
+    def _attend(
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], step: StepInput, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        spec = self._spec
+        rotated = self._heads + spec.num_kv_heads
+        heads = self._qkv(hidden).view(step.num_rows, rotated + spec.num_kv_heads, spec.head_dim)
+        query_key = heads[:, :rotated]
+        if self._qk_weight is not None:
+            query_key = F.rms_norm(query_key, (spec.head_dim,), None, self._eps) * self._qk_weight
+        cos, sin = rotation
+        query_key = torch.addcmul(query_key * cos, query_key.roll(spec.head_dim // 2, -1), sin)
+        first, last = step.prefix_len, step.prefix_len + step.num_rows
+        keys[:, first:last].copy_(query_key[:, self._heads :].transpose(0, 1))
+        values[:, first:last].copy_(heads[:, rotated:].transpose(0, 1))
+        start, mask = step.view(spec.window)
+        query = query_key[:, : self._heads]
+        return self._out(tree_attention(query, keys[:, start:last], values[:, start:last], mask, self._scale))
+
+    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(hidden, weight.shape, weight, self._eps)
+
+
+def _norm_weight(norm: Any, family: Family) -> Tensor:
+    return norm.weight.detach() + family.norm_offset if family.norm_offset else norm.weight.detach()
+
+
+def _embedding_scale(embedding: nn.Module, family: Family) -> Tensor | None:
+    return embedding.embed_scale.to(embedding.weight.dtype) if family.norm_offset else None  # type: ignore[union-attr]
+
+
+def _join(linears: list[Any], consume: bool) -> Linear:
+    joined = Linear([linear.weight for linear in linears], [linear.bias for linear in linears], pack=consume)
+    if consume:
+        for linear in linears:
+            _free(linear)
+    return joined
+
+
+def _free(linear: Any) -> None:
+    linear.weight = nn.Parameter(torch.empty(0, device="meta"), requires_grad=False)

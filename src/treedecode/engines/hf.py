@@ -1,0 +1,319 @@
+"""Hugging Face models: load, generate, stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from treedecode.budget import BudgetPlanner
+from treedecode.cost import CostCurve
+from treedecode.drafters import make_drafter
+from treedecode.drafters.base import Drafter
+from treedecode.engines.build import Implementation, build_target, measure_cost
+from treedecode.engines.loop import Decoder, StepObserver
+from treedecode.engines.request import Request, check_budget, check_count, check_prompt, check_stop_ids
+from treedecode.engines.sampling import SamplingParams
+from treedecode.engines.stats import GenerationStats
+from treedecode.engines.target import Target
+from treedecode.engines.text import TextStream
+from treedecode.engines.tracing import TraceObserver
+from treedecode.models import ModelNotFoundError, resolve_model
+from treedecode.trace import TraceWriter
+
+Progress = Callable[[str], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model ready to decode over trees.
+
+    Attributes:
+        path: Folder it was loaded from.
+        tokenizer: Its transformers tokenizer.
+        config: Its transformers config.
+        target: What runs the forward passes.
+        eos_token_ids: Tokens that end an output unless the caller says otherwise.
+        cost: Milliseconds of a step by number of rows, measured when it was loaded.
+    """
+
+    path: Path
+    tokenizer: Any
+    config: Any
+    target: Target
+    eos_token_ids: frozenset[int]
+    cost: CostCurve
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.target.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and cache."""
+        return self.target.dtype
+
+    @property
+    def implementation(self) -> str:
+        """Code that runs the layers: "fused" or "transformers"."""
+        return self.target.implementation
+
+    @property
+    def linear(self) -> str:
+        """Code that runs the linear layers: "onednn-prepacked" or "torch"."""
+        return self.target.linear_kind
+
+
+def load(
+    name_or_path: str | Path = "default",
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    revision: str | None = None,
+    progress: Progress | None = None,
+    implementation: Implementation = "auto",
+) -> LoadedModel:
+    """Loads a decoder-only model and its tokenizer.
+
+    Args:
+        name_or_path: ``"default"`` (Gemma 3 270M, needs the ``demo`` extra), a folder in transformers format, or a
+            Hub id.
+        device: Where to run; None takes CUDA, then MPS, then the CPU.
+        dtype: Of the weights; None keeps that of the checkpoint.
+        revision: Branch, tag or commit of a Hub id.
+        progress: Called with the name of each stage that may take over two seconds; returns a context manager.
+        implementation: See ``build_target``.
+
+    Raises:
+        ModelNotFoundError: No such model, folder or tokenizer.
+        UnsupportedModelError: The model cannot be verified over trees.
+        ValueError: Unknown device, dtype or implementation.
+    """
+    # here, not above: importing the model classes takes a second that `import treedecode.engines` should not
+    from transformers import AutoModelForCausalLM
+
+    stage = progress or _silent
+    where, kind = _check_device(device), _check_dtype(dtype)
+    path = resolve_model(str(name_or_path), revision=revision, progress=progress)
+    tokenizer = _load_tokenizer(path)
+    with stage(f"Loading {path.name}"):
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=kind, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelNotFoundError(f"{path} holds no loadable causal language model: {_first_line(error)}") from error
+        model = model.to(where).eval()
+        eos = model.generation_config.eos_token_id
+        config = model.config
+        target = build_target(model, consume=True, implementation=implementation)
+        if target.implementation == "fused":
+            del model
+    with stage("Measuring the cost of a step"):
+        cost = measure_cost(target)
+    stops = check_stop_ids(eos if eos is not None else tokenizer.eos_token_id)
+    return LoadedModel(path, tokenizer, config, target, stops, cost)
+
+
+class _silent:
+    def __init__(self, _stage: str) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0]
+
+
+def _check_device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(best)
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {str(device)!r} is not available here: {_first_line(error)}") from error
+
+
+def _check_dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
+    if dtype is None:
+        return "auto"
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+        raise ValueError(f"dtype must be a torch floating point type such as float32 or bfloat16, got {dtype!r}")
+    return kind
+
+
+def _load_tokenizer(path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise ModelNotFoundError(
+            f"{path} has no loadable tokenizer ({_first_line(error)}); save one there with tokenizer.save_pretrained"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One finished output.
+
+    Attributes:
+        token_ids: Emitted tokens, the stop token included.
+        text: Their text, without special tokens and cut before a stop string.
+        finish_reason: "stop" (stop token or stop string), "length", or "interrupted" for a stream closed early.
+        stats: Counts and times.
+    """
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    stats: GenerationStats
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one step added: token ids, and the text that is certain by now (may lag behind, may be empty)."""
+
+    token_ids: list[int]
+    text: str
+
+
+class Stream(Iterator[Chunk]):
+    """Iterator of chunks; :attr:`generation` is the whole, complete once the iterator is exhausted."""
+
+    def __init__(self, decoder: Decoder, text: TextStream) -> None:
+        self._decoder, self._text = decoder, text
+        self._token_ids: list[int] = []
+        self._finish_reason: str | None = None
+        self._chunks = self._run()
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    def close(self) -> None:
+        """Stops early; what was emitted so far stays in :attr:`generation`."""
+        self._chunks.close()
+
+    def _run(self) -> Iterator[Chunk]:
+        for emission in self._decoder.run():
+            token_ids: list[int] = []
+            reason = emission.finish_reason
+            for token_id in emission.token_ids:
+                token_ids.append(token_id)
+                if self._text.push(token_id):
+                    reason = "stop"
+                    break
+            self._token_ids.extend(token_ids)
+            self._finish_reason = reason
+            yield Chunk(token_ids, self._text.finish() if reason else self._text.take())
+            if reason:
+                return
+
+    @property
+    def generation(self) -> Generation:
+        """All that was emitted so far."""
+        if self._finish_reason is None:
+            self._text.finish()
+        stats = self._decoder.stats.build(len(self._token_ids))
+        return Generation(list(self._token_ids), self._text.text, self._finish_reason or "interrupted", stats)
+
+
+def stream(
+    model: LoadedModel,
+    prompt: str | Sequence[int],
+    max_new_tokens: int = 128,
+    budget: int | Literal["auto"] = "auto",
+    drafter: str | Drafter = "merged",
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    seed: int = 0,
+    stop: str | Sequence[str] | None = None,
+    eos_token_id: int | Sequence[int] | Literal["model"] | None = "model",
+    trace: TraceWriter | None = None,
+    observer: StepObserver | None = None,
+) -> Stream:
+    """Generates one output piece by piece; the pieces add up to what :func:`generate` returns.
+
+    Args:
+        model: From :func:`load`.
+        prompt: Text (special tokens are added as the tokenizer does) or token ids (taken as they are).
+        max_new_tokens: At most this many tokens.
+        budget: Drafted nodes per step; "auto" takes as many as pay by measured cost; 0 is plain decoding.
+        drafter: A name ("merged", "recycling", "suffix", "prompt-lookup") or an object with the ``Drafter`` methods.
+        temperature: 0 is greedy. Otherwise one token is drawn per node from the target's processed distribution with
+            noise keyed by (seed, output position): the same seed gives the same tokens at every budget.
+        top_k, top_p, min_p, repetition_penalty: As in transformers; None switches off.
+        seed: Key of the noise.
+        stop: Strings that end the output; the text is cut before them.
+        eos_token_id: Stop tokens; "model" takes the model's own, None none.
+        trace: Receives a header and one record per step.
+        observer: Called after every step with tree, target rows and acceptance.
+
+    Raises:
+        TypeError, ValueError: Bad input, naming the rule, what was expected and what was got.
+    """
+    sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    target = model.target
+    if isinstance(prompt, str):
+        if not prompt:
+            raise ValueError("the prompt is empty: expected at least one character")
+        prompt_ids: Sequence[int] = model.tokenizer(prompt)["input_ids"]
+    else:
+        prompt_ids = prompt
+    request = Request(
+        check_prompt(prompt_ids, target.vocab_size, target.max_positions),
+        check_count("max_new_tokens", max_new_tokens),
+        check_budget(budget),
+        sampling,
+        model.eos_token_ids if eos_token_id == "model" else check_stop_ids(eos_token_id),
+    )
+    stops = [stop] if isinstance(stop, str) else list(stop or [])
+    if not all(isinstance(item, str) and item for item in stops):
+        raise ValueError(f"stop must be one or more non-empty strings, got {stop!r}")
+    if trace is not None:
+        settings = {"max_new_tokens": max_new_tokens, "budget": budget, "drafter": getattr(drafter, "name", drafter)}
+        observer = TraceObserver(trace, model, request, settings, observer)
+    # budget=0 touches neither drafter nor planner
+    proposer = make_drafter(drafter) if request.max_drafted else None
+    planner = BudgetPlanner(model.cost) if request.budget is None else None
+    decoder = Decoder(target, request, proposer, planner, observer)
+    return Stream(decoder, TextStream(model.tokenizer, stops))
+
+
+def generate(
+    model: LoadedModel, prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]], **options: Any
+) -> list[Generation]:
+    """Generates one output per prompt, one after the other.
+
+    Args:
+        model: From :func:`load`.
+        prompts: A text, several texts, the token ids of one prompt, or of several.
+        **options: As for :func:`stream`.
+
+    Returns:
+        One :class:`Generation` per prompt, in order.
+
+    Raises:
+        TypeError, ValueError: As :func:`stream`; every prompt is checked before the first is run.
+    """
+    streams = [stream(model, prompt, **options) for prompt in _as_prompts(prompts)]
+    for running in streams:
+        for _ in running:
+            pass
+    return [running.generation for running in streams]
+
+
+def _as_prompts(prompts: Any) -> list[Any]:
+    if isinstance(prompts, str):
+        return [prompts]
+    prompts = list(prompts)
+    if prompts and not isinstance(prompts[0], str) and not isinstance(prompts[0], Sequence):
+        return [prompts]
+    return prompts

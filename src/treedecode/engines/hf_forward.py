@@ -1,0 +1,145 @@
+"""Any attention-only transformers model as a target, through its own forward pass.
+
+Slower than ``fused`` (the modelling code's many small operations stay), but it covers every decoder that honours
+position ids, a 4-D mask and a cache. ``probe.check_target`` finds out which do.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from treedecode.engines.cache import KVCache, LayerSpec
+from treedecode.engines.fused import layer_windows
+from treedecode.engines.linear import pack_module_linears
+from treedecode.engines.step import StepInput
+from treedecode.engines.target import Target, UnsupportedModelError
+
+_ATTENTION_KINDS = {"full_attention", "sliding_attention"}
+
+
+def refuse_unsupported(model: Any) -> None:
+    """Raises :class:`UnsupportedModelError`, naming the model type, for models that trees cannot verify."""
+    config = model.config
+    name = config.model_type
+    if config.is_encoder_decoder:
+        raise UnsupportedModelError(f"model type {name!r} is an encoder-decoder; treedecode needs a decoder-only model")
+    kinds = set(getattr(config, "layer_types", None) or [])
+    if model._is_stateful or kinds - _ATTENTION_KINDS:
+        odd = ", ".join(sorted(kinds - _ATTENTION_KINDS)) or "recurrent state"
+        raise UnsupportedModelError(
+            f"model type {name!r} has layers that are not attention ({odd}): a recurrent state cannot branch over a tree"
+        )
+    accepted = inspect.signature(model.forward).parameters
+    missing = {"position_ids", "attention_mask", "past_key_values"} - set(accepted)
+    if missing:
+        raise UnsupportedModelError(f"the forward of model type {name!r} does not take {', '.join(sorted(missing))}")
+
+
+class TransformersDecoder(Target):
+    """A :class:`Target` that calls ``model.forward``.
+
+    Args:
+        model: A transformers ``*ForCausalLM``.
+        consume: Replace its linear layers by packed ones where that helps (CPU float32).
+
+    Raises:
+        UnsupportedModelError: The model is recurrent, encoder-decoder or otherwise out of reach.
+    """
+
+    implementation = "transformers"
+
+    def __init__(self, model: Any, consume: bool) -> None:
+        refuse_unsupported(model)
+        config = model.config
+        self._model = model
+        weight = model.get_input_embeddings().weight
+        self.dtype, self.device = weight.dtype, weight.device
+        self.vocab_size = config.vocab_size
+        self.max_positions = getattr(config, "max_position_embeddings", None)
+        self._windows = layer_windows(config)
+        self._kinds = getattr(config, "layer_types", None)
+        self.layer_specs = self._probe_layers()
+        num_packed = pack_module_linears(model) if consume else 0
+        self.linear_kind = "onednn-prepacked" if num_packed else "torch"
+
+    def _probe_layers(self) -> list[LayerSpec]:
+        """Runs one token to see what every layer stores."""
+        cache = self._run(torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=True).past_key_values
+        if not isinstance(cache, Cache) or len(cache.layers) != len(self._windows):
+            raise UnsupportedModelError(
+                f"model type {self._model.config.model_type!r} does not keep one key and value per layer in a transformers Cache"
+            )
+        return [
+            LayerSpec(layer.keys.shape[1], layer.keys.shape[3], window)  # type: ignore[union-attr]
+            for layer, window in zip(cache.layers, self._windows, strict=True)
+        ]
+
+    def _run(self, input_ids: Tensor, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return self._model(input_ids=input_ids, **kwargs)
+
+    def forward(self, step: StepInput, cache: KVCache, keep_rows: int | None = None) -> Tensor:
+        masks = {window: self._mask(step, window) for window in set(self._windows)}
+        mask: Any = masks[self._windows[0]]
+        if len(masks) > 1:
+            mask = {kind: masks[window] for kind, window in zip(self._kinds or [], self._windows, strict=True)}
+        output = self._run(
+            step.token_ids[None],
+            position_ids=step.position_ids[None],
+            attention_mask=mask,
+            past_key_values=_StepCache(cache, step),
+            use_cache=True,
+            logits_to_keep=keep_rows or 0,
+        )
+        return output.logits[0]
+
+    def logits(self, features: Tensor) -> Tensor:
+        return features  # the modelling code scales or caps its logits itself
+
+    def _mask(self, step: StepInput, window: int | None) -> Tensor:
+        """Additive ``[1, 1, N, prefix_len + N]``; transformers reads the whole cache, so a window is all mask."""
+        start, mask = step.view(window)
+        if start:
+            mask = torch.cat([mask.new_full((step.num_rows, start), torch.finfo(mask.dtype).min), mask], dim=1)
+        return mask[None, None]
+
+
+class _StepCache(Cache):
+    """A transformers cache over :class:`KVCache`: ``update`` writes in place and returns views."""
+
+    def __init__(self, cache: KVCache, step: StepInput) -> None:
+        num_layers = len(cache)
+        super().__init__(layers=[_StepLayer(*cache.layer(index), step) for index in range(num_layers)])
+
+
+class _StepLayer(CacheLayerMixin):
+    def __init__(self, keys: Tensor, values: Tensor, step: StepInput) -> None:
+        super().__init__()
+        self._rows = slice(step.prefix_len, step.prefix_len + step.num_rows)
+        self._store = (keys, values)
+        self.keys, self.values = keys[None, :, : step.prefix_len], values[None, :, : step.prefix_len]
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the rows are allocated."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        keys, values = self._store
+        keys[:, self._rows].copy_(key_states[0])
+        values[:, self._rows].copy_(value_states[0])
+        return keys[None, :, : self._rows.stop], values[None, :, : self._rows.stop]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._rows.start + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self._rows.start
+
+    def get_max_length(self) -> int:
+        return self._store[0].shape[1]

@@ -1,0 +1,243 @@
+"""The decode loop: draft, plan, verify, commit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treedecode.accept import Acceptance, accept_greedy, truncate_at_stop
+from treedecode.budget import BudgetPlanner
+from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
+from treedecode.engines.candidates import top_candidates
+from treedecode.engines.request import Request
+from treedecode.engines.sampling import apply_repetition_penalty, choose, keyed_uniforms
+from treedecode.engines.stats import StatsBuilder
+from treedecode.engines.step import StepInput
+from treedecode.engines.target import Target
+from treedecode.tree import DraftTree
+
+# Candidates per verified row that drafters and traces see.
+NUM_CANDIDATES = 8
+# Prompt rows per forward pass.
+PREFILL_CHUNK = 256
+# Prompt rows per vocabulary product, so that prompt logits are never held together.
+_HEAD_CHUNK = 32
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the target said about one step, on the host.
+
+    Attributes:
+        choices: int64 ``[N]``, the target's own choice after each node.
+        top_ids: int64 ``[N, k]``, its best next tokens.
+        top_logits: float64 ``[N, k]``, their logits, descending.
+        log_norm: float64 ``[N]``, log of the softmax denominator; None unless asked for.
+    """
+
+    choices: list[int]
+    top_ids: np.ndarray
+    top_logits: np.ndarray
+    log_norm: np.ndarray | None = None
+
+
+class StepObserver(Protocol):
+    """Told of every step, for traces and tests."""
+
+    def __call__(
+        self,
+        tree: DraftTree,
+        verified: Verified,
+        acceptance: Acceptance,
+        prefix_len: int,
+        step_ms: dict[str, float],
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class Emission:
+    """Tokens of one step, and why generation ends with it (None: it goes on)."""
+
+    token_ids: list[int]
+    finish_reason: str | None
+
+
+class Decoder:
+    """Decodes one request.
+
+    Args:
+        target: The model.
+        request: What to do.
+        drafter: Who proposes trees; None only with ``budget=0``, where no drafter or planner code runs.
+        planner: Cuts proposed trees to the size that pays; None keeps them whole.
+        observer: Called after every step.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        request: Request,
+        drafter: Drafter | None = None,
+        planner: BudgetPlanner | None = None,
+        observer: StepObserver | None = None,
+    ) -> None:
+        if drafter is None and request.max_drafted:
+            raise ValueError(f"a budget of {request.max_drafted} drafted nodes needs a drafter, got None")
+        self._target, self._request, self._observer = target, request, observer
+        self._drafter = drafter if request.max_drafted else None
+        self._planner = planner
+        self.stats = StatsBuilder(len(request.prompt_ids))
+        self._token_ids = list(request.prompt_ids)
+        room = request.max_new_tokens
+        if target.max_positions is not None:
+            room = min(room, target.max_positions - len(request.prompt_ids))
+        self._max_new_tokens = room
+        self._rows: list[VerifiedRows] = []
+
+    @torch.inference_mode()
+    def _start(self) -> Emission:
+        """Prefill: the first token."""
+        began = time.perf_counter()
+        request, target = self._request, self._target
+        prompt = self._token_ids
+        self.cache = target.new_cache(len(prompt) + self._max_new_tokens + request.max_drafted)
+        shown = min(request.prompt_rows if self._drafter is not None else 0, len(prompt))
+        tail: list[Tensor] = []
+        for first in range(0, len(prompt), PREFILL_CHUNK):
+            chunk = prompt[first : first + PREFILL_CHUNK]
+            step = StepInput.of_chain(chunk, first, target.device, target.dtype)
+            keep_rows = max(1, first + len(chunk) - (len(prompt) - shown))
+            tail.append(target.forward(step, self.cache, keep_rows))
+            self.cache.length += len(chunk)
+            self.stats.num_prefill_passes += 1
+        verified = self._judge(target.logits(tail[-1][-1:]), DraftTree.root_only(prompt[-1]))
+        self._prompt_features = torch.cat(tail)[-shown:] if shown else None
+        token_ids, reason = truncate_at_stop(verified.choices, request.stop_ids, self._max_new_tokens)
+        self._token_ids.extend(token_ids)
+        self.stats.num_emitted = len(token_ids)
+        self.stats.prefill_ms = 1e3 * (time.perf_counter() - began)
+        return Emission(token_ids, reason)
+
+    def run(self) -> Iterator[Emission]:
+        """Yields the tokens of every step as soon as they are known."""
+        if self._max_new_tokens <= 0:
+            yield Emission([], "length")
+            return
+        emission = self._start()
+        yield emission
+        if emission.finish_reason is None and self._drafter is not None:
+            self._drafter.begin(list(self._request.prompt_ids))
+            self._read_prompt_rows()
+        while emission.finish_reason is None:
+            emission = self._step()
+            yield emission
+
+    @torch.inference_mode()
+    def _step(self) -> Emission:
+        target, stats = self._target, self.stats
+        remaining = self._max_new_tokens - stats.num_emitted
+        prefix_len = self.cache.length
+        stats.begin_step()
+        tree = self._draft(remaining - 1)
+        stats.end_phase("draft")
+        step = StepInput.of_tree(tree, prefix_len, target.device, target.dtype)
+        stats.end_phase("prepare")
+        logits = target.logits(target.forward(step, self.cache))
+        stats.end_phase("forward")
+        verified = self._judge(logits, tree)
+        stats.end_phase("select")
+        walked = accept_greedy(tree, verified.choices)
+        token_ids, reason = truncate_at_stop(walked.token_ids, self._request.stop_ids, remaining)
+        accepted = walked.cut(len(token_ids))
+        self.cache.commit(accepted.path)
+        if self._drafter is not None:
+            logits32 = verified.top_logits.astype(np.float32)
+            path = tuple(accepted.path)
+            self._rows.append(VerifiedRows(tree, len(self._token_ids) - 1, path, verified.top_ids, logits32))
+        self._token_ids.extend(token_ids)
+        stats.end_phase("commit")
+        stats.end_step(tree.num_drafted, accepted.num_accepted, len(token_ids))
+        if self._planner is not None:
+            self._planner.record(tree, accepted.path)
+        if self._observer is not None:
+            self._observer(tree, verified, accepted, prefix_len, stats.step_ms)
+        return Emission(token_ids, reason)
+
+    def _draft(self, max_depth: int) -> DraftTree:
+        """The tree of this step, no deeper than tokens can still be emitted."""
+        max_drafted = self._request.max_drafted if max_depth else 0
+        if self._drafter is None or not max_drafted:
+            return DraftTree.root_only(self._token_ids[-1])
+        rows, self._rows = tuple(self._rows), []
+        context = DraftContext(
+            self._token_ids, len(self._request.prompt_ids), max_drafted, max_depth, rows
+        )
+        tree = self._drafter.propose(context).prefix(max_drafted).within_depth(max_depth)
+        check_draft(tree, self._token_ids[-1], self._target.vocab_size, self._drafter.name)
+        return tree if self._planner is None else self._planner.cut(tree)
+
+    def _judge(self, logits: Tensor, tree: DraftTree) -> Verified:
+        """The target's choice and best candidates after every node; the one host synchronisation of a step."""
+        request = self._request
+        params = request.sampling
+        if params.penalised:
+            history = torch.tensor(sorted(set(self._token_ids)), device=logits.device)
+            logits = apply_repetition_penalty(logits, tree, history, params.repetition_penalty or 1.0)
+        uniforms = None
+        if not params.greedy:
+            first = len(self._token_ids) - len(request.prompt_ids)
+            drawn = keyed_uniforms(params.seed, [first + depth for depth in tree.shape.depth_tuple])
+            uniforms = torch.from_numpy(drawn).to(logits.device)
+        wants_rows = self._drafter is not None or self._observer is not None
+        count = min(NUM_CANDIDATES if wants_rows else 1, logits.shape[1])
+        values, ids = top_candidates(logits, count)
+        choices = choose(logits, params, uniforms, ids)
+        columns = [choices[:, None].double(), ids.double(), values.double()]
+        if self._observer is not None:
+            columns.append(logits.double().logsumexp(-1, keepdim=True))
+        table = torch.cat(columns, dim=1).cpu().numpy()
+        return Verified(
+            [int(choice) for choice in table[:, 0]],
+            table[:, 1 : 1 + count].astype(np.int64),
+            table[:, 1 + count : 1 + 2 * count],
+            table[:, -1] if self._observer is not None else None,
+        )
+
+    @torch.inference_mode()
+    def _read_prompt_rows(self) -> None:
+        """Shows the drafter what the target would have said after the last prompt tokens, a chunk at a time."""
+        features, self._prompt_features = self._prompt_features, None
+        if features is None:
+            return
+        count = min(NUM_CANDIDATES, self._target.vocab_size)
+        parts = [top_candidates(self._target.logits(rows), count) for rows in features.split(_HEAD_CHUNK)]
+        values = torch.cat([part[0] for part in parts]).float().cpu().numpy()
+        ids = torch.cat([part[1] for part in parts]).cpu().numpy()
+        prompt = self._request.prompt_ids
+        first = len(prompt) - len(ids)
+        nodes = range(len(ids))
+        tree = DraftTree.trusted([node - 1 for node in nodes], prompt[first:])
+        self._rows.append(VerifiedRows(tree, first, tuple(nodes), ids, values))
+
+
+def check_draft(tree: DraftTree, root: int, vocab_size: int, drafter: str) -> None:
+    """Refuses a draft that the target cannot verify.
+
+    Raises:
+        ValueError: The root is not the last committed token, or a token is not in the target's vocabulary.
+    """
+    tokens: Sequence[int] = tree.token_tuple
+    if tokens[0] != root:
+        raise ValueError(f"drafter {drafter!r} must root its tree at the last committed token {root}, got {tokens[0]}")
+    if max(tokens) >= vocab_size or min(tokens) < 0:
+        odd = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise ValueError(
+            f"drafter {drafter!r} proposed token {odd}, the target's vocabulary has {vocab_size} tokens: "
+            "drafter and target must share one vocabulary"
+        )

@@ -1,0 +1,80 @@
+"""A validated request: everything the decode loop needs to know, checked before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from numbers import Integral
+
+from treedecode.engines.sampling import SamplingParams
+
+# More drafted nodes than this never paid on any measured machine, and the cache is sized by the budget.
+MAX_BUDGET = 1024
+# The widest tree that budget="auto" looks at.
+AUTO_MAX_DRAFTED = 48
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt and how to continue it.
+
+    Attributes:
+        prompt_ids: At least one token id.
+        max_new_tokens: At most this many tokens are emitted; 0 emits none.
+        budget: Drafted nodes per step, or None for as many as pay ("auto"). 0 is plain decoding.
+        sampling: How the target chooses.
+        stop_ids: Token ids that end the output; the stop token itself is emitted.
+        prompt_rows: The target's candidates after this many of the last prompt tokens are shown to the drafter.
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    budget: int | None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop_ids: frozenset[int] = frozenset()
+    prompt_rows: int = 0
+
+    @property
+    def max_drafted(self) -> int:
+        """The widest tree any step may have."""
+        return AUTO_MAX_DRAFTED if self.budget is None else self.budget
+
+
+def check_count(name: str, value: object, low: int = 0, high: int | None = None, hint: str = "") -> int:
+    """``value`` as an int within ``[low, high]``, else a ``TypeError`` or ``ValueError`` naming the rule."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an integer, got {value!r}{hint}")
+    number = int(value)
+    if number < low:
+        raise ValueError(f"{name} must be at least {low}, got {number}{hint}")
+    if high is not None and number > high:
+        raise ValueError(f"{name} must be at most {high}, got {number}{hint}")
+    return number
+
+
+def check_budget(budget: object) -> int | None:
+    """``"auto"`` gives None, a number of drafted nodes gives itself."""
+    if budget == "auto":
+        return None
+    return check_count("budget", budget, 0, MAX_BUDGET, hint='; or "auto" for as many nodes as pay')
+
+
+def check_stop_ids(eos_token_id: object) -> frozenset[int]:
+    """The set of stop tokens from none, one id or several."""
+    if eos_token_id is None:
+        return frozenset()
+    values = eos_token_id if isinstance(eos_token_id, Iterable) else [eos_token_id]
+    return frozenset(check_count("eos_token_id", value) for value in values)
+
+
+def check_prompt(prompt_ids: Iterable[object], vocab_size: int, max_positions: int | None) -> tuple[int, ...]:
+    """Prompt token ids, checked against the vocabulary and the longest sequence the model allows."""
+    ids = tuple(
+        check_count("prompt token ids", token, 0, vocab_size - 1, hint=f" (the vocabulary has {vocab_size} tokens)")
+        for token in prompt_ids
+    )
+    if not ids:
+        raise ValueError("the prompt is empty: expected at least one token")
+    if max_positions is not None and len(ids) > max_positions:
+        raise ValueError(f"the prompt has {len(ids)} tokens, the model allows at most {max_positions}")
+    return ids

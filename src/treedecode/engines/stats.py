@@ -1,0 +1,124 @@
+"""What a generation cost and what it gave, step by step."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """Counts and times of one generation.
+
+    Attributes:
+        num_prompt_tokens: Tokens of the prompt.
+        num_emitted: Tokens emitted; always ``len(token_ids)``.
+        num_forward_passes: Target forward passes, prefill chunks included.
+        num_steps: Forward passes after prefill.
+        num_drafted: Drafted nodes verified over all steps.
+        num_accepted: Drafted nodes whose token was emitted.
+        nodes_per_step: Drafted nodes of every step.
+        emitted_per_step: Tokens of every step.
+        prefill_ms: Until the first token.
+        decode_ms: From the first token to the last.
+        draft_ms: Part of ``decode_ms`` spent drafting and choosing the tree size.
+        prepare_ms: ... spent on positions and masks.
+        forward_ms: ... spent in the target: layers and vocabulary head.
+        select_ms: ... spent on choices and top candidates over the vocabulary.
+        commit_ms: ... spent walking the tree and compacting the cache.
+    """
+
+    num_prompt_tokens: int
+    num_emitted: int
+    num_forward_passes: int
+    num_steps: int
+    num_drafted: int
+    num_accepted: int
+    nodes_per_step: tuple[int, ...]
+    emitted_per_step: tuple[int, ...]
+    prefill_ms: float
+    decode_ms: float
+    draft_ms: float
+    prepare_ms: float
+    forward_ms: float
+    select_ms: float
+    commit_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """Prefill and decode."""
+        return self.prefill_ms + self.decode_ms
+
+    @property
+    def mean_emitted_per_step(self) -> float:
+        """E[L]: tokens emitted per target forward pass after prefill (0.0 without one)."""
+        return sum(self.emitted_per_step) / self.num_steps if self.num_steps else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decode speed: tokens after the first, per second of ``decode_ms`` (0.0 where no step was needed)."""
+        return 1e3 * sum(self.emitted_per_step) / self.decode_ms if self.decode_ms and self.num_steps else 0.0
+
+
+PHASES = ("draft", "prepare", "forward", "select", "commit")
+
+
+@dataclass
+class StatsBuilder:
+    """Collects the numbers while a generation runs."""
+
+    num_prompt_tokens: int
+    num_emitted: int = 0
+    num_prefill_passes: int = 0
+    num_accepted: int = 0
+    nodes_per_step: list[int] = field(default_factory=list)
+    emitted_per_step: list[int] = field(default_factory=list)
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    phase_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    step_ms: dict[str, float] = field(default_factory=dict)
+
+    def begin_step(self) -> None:
+        """Starts the clock of a step."""
+        self.step_ms = {}
+        self._mark = time.perf_counter()
+
+    def end_phase(self, phase: str) -> None:
+        """Books the time since the last mark under ``phase``."""
+        now = time.perf_counter()
+        self.step_ms[phase] = self.step_ms.get(phase, 0.0) + 1e3 * (now - self._mark)
+        self._mark = now
+
+    def _trim(self, num_emitted: int) -> None:
+        extra = self.num_emitted - num_emitted
+        if extra > 0 and self.emitted_per_step:
+            self.emitted_per_step[-1] -= extra
+            self.num_accepted -= min(extra, self.num_accepted)
+            self.num_emitted = num_emitted
+
+    def end_step(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+        """Books a whole step."""
+        for phase, ms in self.step_ms.items():
+            self.phase_ms[phase] += ms
+        self.decode_ms += sum(self.step_ms.values())
+        self.nodes_per_step.append(num_drafted)
+        self.emitted_per_step.append(num_emitted)
+        self.num_accepted += num_accepted
+        self.num_emitted += num_emitted
+
+    def build(self, num_emitted: int) -> GenerationStats:
+        """The finished record, for the ``num_emitted`` tokens that the caller kept (a stop string cuts a step short)."""
+        self._trim(num_emitted)
+        return GenerationStats(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_emitted=self.num_emitted,
+            num_forward_passes=self.num_prefill_passes + len(self.nodes_per_step),
+            num_steps=len(self.nodes_per_step),
+            num_drafted=sum(self.nodes_per_step),
+            num_accepted=self.num_accepted,
+            nodes_per_step=tuple(self.nodes_per_step),
+            emitted_per_step=tuple(self.emitted_per_step),
+            prefill_ms=self.prefill_ms,
+            decode_ms=self.decode_ms,
+            **{f"{phase}_ms": self.phase_ms[phase] for phase in PHASES},
+        )

@@ -1,0 +1,71 @@
+"""Tokens to text as they come: no half characters, and stop strings found wherever they fall."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# Tokens decoded again with every new one, so that spacing and byte sequences come out as in one whole decode.
+_CONTEXT = 8
+
+
+class TextStream:
+    """Turns emitted token ids into text pieces.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        stop: Strings that end the text; they are cut off. Text that may be the start of one is held back.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+        self._tokenizer, self._stop = tokenizer, tuple(stop)
+        self._ids: list[int] = []
+        self._start = 0  # first token that is decoded again
+        self._done = ""  # text of _ids[_start:] that was handed on or is held
+        self._held = ""
+        self.text = ""
+
+    def push(self, token_id: int) -> bool:
+        """Takes one token; True when a stop string is now complete (the text ends before it)."""
+        self._ids.append(token_id)
+        window = self._decode()
+        if not window.endswith("\ufffd"):
+            self._held += window[len(self._done) :]
+            self._done = window
+            if len(self._ids) - self._start > 2 * _CONTEXT:
+                self._start = len(self._ids) - _CONTEXT
+                self._done = self._decode()
+        return self._cut_at_stop()
+
+    def take(self) -> str:
+        """Text that is sure, since the last call."""
+        keep = self._partial_stop()
+        piece, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        self.text += piece
+        return piece
+
+    def finish(self) -> str:
+        """The rest: nothing more will come."""
+        window = self._decode()
+        piece = self._held + window[len(self._done) :]
+        self._held, self._done = "", window
+        self.text += piece
+        return piece
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._ids[self._start :], skip_special_tokens=True)
+
+    def _cut_at_stop(self) -> bool:
+        places = [place for place in (self._held.find(stop) for stop in self._stop) if place >= 0]
+        if not places:
+            return False
+        self._held = self._held[: min(places)]
+        self._done = self._decode()
+        return True
+
+    def _partial_stop(self) -> int:
+        """Length of the longest tail of the held text that could begin a stop string."""
+        for size in range(min(len(self._held), max(map(len, self._stop), default=0)), 0, -1):
+            if any(stop.startswith(self._held[-size:]) for stop in self._stop):
+                return size
+        return 0
