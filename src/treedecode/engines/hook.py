@@ -1,0 +1,145 @@
+"""transformers' own hook: ``hf_model.generate(..., custom_generate=treedecode.custom_generate)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from treedecode.budget import BudgetPlanner
+from treedecode.cost import CostCurve
+from treedecode.drafters import make_drafter
+from treedecode.drafters.base import Drafter
+from treedecode.engines.build import build_target, measure_cost
+from treedecode.engines.loop import Decoder
+from treedecode.engines.request import Request, check_budget, check_stop_ids
+from treedecode.engines.sampling import SamplingParams
+from treedecode.engines.target import Target
+from treedecode.engines.text import TextStream
+
+# What treedecode's own sampling does already; anything else in the list would silently be lost.
+_KNOWN_PROCESSORS = {
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "MinPLogitsWarper",
+    "RepetitionPenaltyLogitsProcessor",
+}
+_KNOWN_CRITERIA = {"MaxLengthCriteria", "EosTokenCriteria", "StopStringCriteria"}
+
+# Where the target of a model is kept: on the model, so that both are freed together.
+_ATTRIBUTE = "_treedecode_target"
+
+
+def custom_generate(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Iterable[Any] = (),
+    stopping_criteria: Iterable[Any] = (),
+    generation_config: Any = None,
+    budget: int | Literal["auto"] = "auto",
+    drafter: str | Drafter = "merged",
+    tokenizer: Any = None,
+    streamer: Any = None,
+    **model_kwargs: Any,
+) -> Tensor:
+    """A decoding method for ``transformers`` ``generate``; the rows of a batch run one after the other.
+
+    Greedy and sampled (temperature, top-k, top-p, min-p, repetition penalty; keyed by ``torch.manual_seed``). The
+    model's weights are shared, not packed: ``treedecode.load`` is faster on CPU.
+
+    Args:
+        model: The transformers model that ``generate`` was called on.
+        input_ids: int64 ``[batch, prompt]``, left-padded where ``attention_mask`` says so.
+        logits_processor: What ``generate`` prepared; only those named above are accepted.
+        stopping_criteria: What ``generate`` prepared: length, EOS and stop strings are accepted.
+        generation_config: The resolved configuration.
+        budget: Drafted nodes per step, or "auto".
+        drafter: As for ``treedecode.generate``.
+        tokenizer: Needed with ``stop_strings``.
+        streamer: Receives the tokens of every step, as for plain ``generate``.
+        **model_kwargs: ``attention_mask`` is used; the rest of what ``generate`` passes is not needed.
+
+    Returns:
+        int64 ``[batch, prompt + longest output]``, padded with the pad token.
+
+    Raises:
+        ValueError: A processor, criterion or decoding mode that trees would not honour.
+    """
+    _check_supported(logits_processor, stopping_criteria, generation_config)
+    target, cost = _target_of(model)
+    stops = check_stop_ids(generation_config.eos_token_id)
+    prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
+    max_new_tokens = generation_config.max_length - input_ids.shape[1]
+    width = check_budget(budget)
+    outputs = []
+    for prompt in prompts:
+        sampling = _sampling_of(generation_config)
+        request = Request(tuple(prompt), max_new_tokens, width, sampling, stops)
+        proposer = make_drafter(drafter) if request.max_drafted else None
+        decoder = Decoder(target, request, proposer, BudgetPlanner(cost) if width is None else None)
+        outputs.append(_run(decoder, tokenizer, generation_config.stop_strings, streamer))
+    if streamer is not None:
+        streamer.end()
+    pad = generation_config._pad_token_tensor
+    rows = [torch.tensor(output, dtype=input_ids.dtype, device=input_ids.device) for output in outputs]
+    tail = pad_sequence(rows, batch_first=True, padding_value=int(pad) if pad is not None else 0)
+    return torch.cat([input_ids, tail.to(input_ids.dtype)], dim=1)
+
+
+def _run(decoder: Decoder, tokenizer: Any, stop: str | list[str] | None, streamer: Any) -> list[int]:
+    text = None
+    if stop:
+        if tokenizer is None:
+            raise ValueError("stop_strings need the tokenizer: pass tokenizer=... to generate, got None")
+        text = TextStream(tokenizer, [stop] if isinstance(stop, str) else stop)
+    output: list[int] = []
+    for emission in decoder.run():
+        for token in emission.token_ids:
+            output.append(token)
+            if streamer is not None:
+                streamer.put(torch.tensor([token]))
+            if text is not None and text.push(token):
+                return output
+    return output
+
+
+def _target_of(model: Any) -> tuple[Target, CostCurve]:
+    """The target of this model, built and measured at the first call and when the model has moved."""
+    kept: tuple[Target, CostCurve] | None = model.__dict__.get(_ATTRIBUTE)
+    if kept is None or (kept[0].device, kept[0].dtype) != (model.device, model.dtype):
+        target = build_target(model, consume=False)
+        kept = model.__dict__[_ATTRIBUTE] = (target, measure_cost(target))
+    return kept
+
+
+def _sampling_of(config: Any) -> SamplingParams:
+    penalty = config.repetition_penalty
+    if not config.do_sample:
+        return SamplingParams(repetition_penalty=penalty)
+    seed = int(torch.randint(2**63 - 1, (1,)).item())  # follows torch.manual_seed, as plain sampling does
+    top_k = config.top_k or None
+    return SamplingParams(config.temperature or 1.0, top_k, config.top_p, config.min_p, penalty, seed)
+
+
+def _check_supported(processors: Iterable[Any], criteria: Iterable[Any], config: Any) -> None:
+    odd = [type(item).__name__ for item in processors if type(item).__name__ not in _KNOWN_PROCESSORS]
+    odd += [type(item).__name__ for item in criteria if type(item).__name__ not in _KNOWN_CRITERIA]
+    if odd:
+        raise ValueError(f"treedecode.custom_generate does not honour {', '.join(odd)} yet; run generate without the hook")
+    if config.num_beams not in (None, 1) or config.num_return_sequences not in (None, 1):
+        raise ValueError(
+            "treedecode.custom_generate decodes one sequence per prompt: expected num_beams=1 and "
+            f"num_return_sequences=1, got {config.num_beams} and {config.num_return_sequences}"
+        )
+    if config.return_dict_in_generate:
+        raise ValueError("treedecode.custom_generate returns token ids: expected return_dict_in_generate=False, got True")
+
+
+def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    if attention_mask is None or attention_mask.ndim != 2:
+        return input_ids.tolist()
+    return [row[mask.bool()].tolist() for row, mask in zip(input_ids, attention_mask, strict=True)]
