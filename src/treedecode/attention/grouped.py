@@ -25,6 +25,8 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scal
     rows = query.view(num_rows, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
     rows = rows.reshape(num_kv_heads, group * num_rows, head_dim)
     scores = torch.baddbmm(mask.repeat(group, 1), rows, key.transpose(1, 2), alpha=scale)
-    mixed = torch.bmm(scores.softmax(-1, dtype=torch.float32 if scores.dtype.itemsize < 4 else None).to(value.dtype), value)
+    mixed = torch.bmm(
+        scores.softmax(-1, dtype=torch.float32 if scores.dtype.itemsize < 4 else None).to(value.dtype), value
+    )
     mixed = mixed.view(num_kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3)
     return mixed.reshape(num_rows, num_heads * head_dim)

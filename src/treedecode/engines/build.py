@@ -50,7 +50,9 @@ def build_target(model: Any, consume: bool, implementation: Implementation = "au
             if not reason:
                 target = FusedDecoder(model, consume=consume)
                 if consume and (wrong := check_against(target, expected)):
-                    raise UnsupportedModelError(f"packing the linear layers of {model_type!r} went wrong: {wrong}")
+                    raise UnsupportedModelError(
+                        f"packing the linear layers of {model_type!r} went wrong: {wrong}"
+                    )
         if target is None and implementation == "fused":
             raise UnsupportedModelError(f"no fused implementation for this model: {reason}")
     if target is None:

@@ -36,8 +36,11 @@ def top_candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         rest = logits[:, num_blocks * width :]
         if rest.shape[1]:
             pool = torch.cat([pool, rest], dim=1)
-            greedy = torch.where(rest.amax(-1, keepdim=True) > maxima.amax(-1, keepdim=True),
-                                 num_blocks * width + rest.argmax(-1, keepdim=True), greedy)
+            greedy = torch.where(
+                rest.amax(-1, keepdim=True) > maxima.amax(-1, keepdim=True),
+                num_blocks * width + rest.argmax(-1, keepdim=True),
+                greedy,
+            )
         values, places = pool.topk(count, dim=-1)
         block = best.gather(1, (places // width).clamp_(max=count - 1))
         in_rest = num_blocks * width + places - count * width

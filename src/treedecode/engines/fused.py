@@ -48,7 +48,9 @@ def unfused_reason(config: Any) -> str:
     if config.model_type not in FAMILIES:
         return f"model type {config.model_type!r} is not one of {', '.join(sorted(FAMILIES))}"
     parameters = config.rope_parameters
-    types = {parameters.get("rope_type")} | {p["rope_type"] for p in parameters.values() if isinstance(p, dict)}
+    types = {parameters.get("rope_type")} | {
+        p["rope_type"] for p in parameters.values() if isinstance(p, dict)
+    }
     if types & _LENGTH_DEPENDENT_ROPE:
         return f"rotary type {', '.join(sorted(types & _LENGTH_DEPENDENT_ROPE))} depends on the length"
     return ""
@@ -151,7 +153,9 @@ class _FusedLayer:
         self._gate_up = _join([mlp.gate_proj, mlp.up_proj], consume)
         self._down = _join([mlp.down_proj], consume)
         self._activation: Callable[[Tensor], Tensor] = mlp.act_fn
-        self._eps = layer.input_layernorm.eps if family.norm_offset else layer.input_layernorm.variance_epsilon
+        self._eps = (
+            layer.input_layernorm.eps if family.norm_offset else layer.input_layernorm.variance_epsilon
+        )
         self._input_norm = _norm_weight(layer.input_layernorm, family)
         after = layer.post_attention_layernorm
         self._attention_norm = _norm_weight(after, family) if family.sandwich_norm else None

@@ -104,7 +104,9 @@ def load(
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=kind, local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
-            raise ModelNotFoundError(f"{path} holds no loadable causal language model: {_first_line(error)}") from error
+            raise ModelNotFoundError(
+                f"{path} holds no loadable causal language model: {_first_line(error)}"
+            ) from error
         model = model.to(where).eval()
         eos = model.generation_config.eos_token_id
         config = model.config
@@ -142,7 +144,9 @@ def _check_dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
         return "auto"
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
-        raise ValueError(f"dtype must be a torch floating point type such as float32 or bfloat16, got {dtype!r}")
+        raise ValueError(
+            f"dtype must be a torch floating point type such as float32 or bfloat16, got {dtype!r}"
+        )
     return kind
 
 
@@ -278,7 +282,11 @@ def stream(
     if not all(isinstance(item, str) and item for item in stops):
         raise ValueError(f"stop must be one or more non-empty strings, got {stop!r}")
     if trace is not None:
-        settings = {"max_new_tokens": max_new_tokens, "budget": budget, "drafter": getattr(drafter, "name", drafter)}
+        settings = {
+            "max_new_tokens": max_new_tokens,
+            "budget": budget,
+            "drafter": getattr(drafter, "name", drafter),
+        }
         observer = TraceObserver(trace, model, request, settings, observer)
     # budget=0 touches neither drafter nor planner
     proposer = make_drafter(drafter) if request.max_drafted else None

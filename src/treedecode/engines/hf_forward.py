@@ -28,7 +28,9 @@ def refuse_unsupported(model: Any) -> None:
     config = model.config
     name = config.model_type
     if config.is_encoder_decoder:
-        raise UnsupportedModelError(f"model type {name!r} is an encoder-decoder; treedecode needs a decoder-only model")
+        raise UnsupportedModelError(
+            f"model type {name!r} is an encoder-decoder; treedecode needs a decoder-only model"
+        )
     kinds = set(getattr(config, "layer_types", None) or [])
     if model._is_stateful or kinds - _ATTENTION_KINDS:
         odd = ", ".join(sorted(kinds - _ATTENTION_KINDS)) or "recurrent state"
@@ -38,7 +40,9 @@ def refuse_unsupported(model: Any) -> None:
     accepted = inspect.signature(model.forward).parameters
     missing = {"position_ids", "attention_mask", "past_key_values"} - set(accepted)
     if missing:
-        raise UnsupportedModelError(f"the forward of model type {name!r} does not take {', '.join(sorted(missing))}")
+        raise UnsupportedModelError(
+            f"the forward of model type {name!r} does not take {', '.join(sorted(missing))}"
+        )
 
 
 class TransformersDecoder(Target):
@@ -70,7 +74,9 @@ class TransformersDecoder(Target):
 
     def _probe_layers(self) -> list[LayerSpec]:
         """Runs one token to see what every layer stores."""
-        cache = self._run(torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=True).past_key_values
+        cache = self._run(
+            torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=True
+        ).past_key_values
         if not isinstance(cache, Cache) or len(cache.layers) != len(self._windows):
             raise UnsupportedModelError(
                 f"model type {self._model.config.model_type!r} does not keep one key and value per layer in a transformers Cache"
@@ -88,7 +94,9 @@ class TransformersDecoder(Target):
         masks = {window: self._mask(step, window) for window in set(self._windows)}
         mask: Any = masks[self._windows[0]]
         if len(masks) > 1:
-            mask = {kind: masks[window] for kind, window in zip(self._kinds or [], self._windows, strict=True)}
+            mask = {
+                kind: masks[window] for kind, window in zip(self._kinds or [], self._windows, strict=True)
+            }
         output = self._run(
             step.token_ids[None],
             position_ids=step.position_ids[None],
@@ -106,7 +114,9 @@ class TransformersDecoder(Target):
         """Additive ``[1, 1, N, prefix_len + N]``; transformers reads the whole cache, so a window is all mask."""
         start, mask = step.view(window)
         if start:
-            mask = torch.cat([mask.new_full((step.num_rows, start), torch.finfo(mask.dtype).min), mask], dim=1)
+            mask = torch.cat(
+                [mask.new_full((step.num_rows, start), torch.finfo(mask.dtype).min), mask], dim=1
+            )
         return mask[None, None]
 
 
@@ -129,7 +139,9 @@ class _StepLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the rows are allocated."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         keys, values = self._store
         keys[:, self._rows].copy_(key_states[0])
         values[:, self._rows].copy_(value_states[0])

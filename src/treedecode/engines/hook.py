@@ -129,14 +129,18 @@ def _check_supported(processors: Iterable[Any], criteria: Iterable[Any], config:
     odd = [type(item).__name__ for item in processors if type(item).__name__ not in _KNOWN_PROCESSORS]
     odd += [type(item).__name__ for item in criteria if type(item).__name__ not in _KNOWN_CRITERIA]
     if odd:
-        raise ValueError(f"treedecode.custom_generate does not honour {', '.join(odd)} yet; run generate without the hook")
+        raise ValueError(
+            f"treedecode.custom_generate does not honour {', '.join(odd)} yet; run generate without the hook"
+        )
     if config.num_beams not in (None, 1) or config.num_return_sequences not in (None, 1):
         raise ValueError(
             "treedecode.custom_generate decodes one sequence per prompt: expected num_beams=1 and "
             f"num_return_sequences=1, got {config.num_beams} and {config.num_return_sequences}"
         )
     if config.return_dict_in_generate:
-        raise ValueError("treedecode.custom_generate returns token ids: expected return_dict_in_generate=False, got True")
+        raise ValueError(
+            "treedecode.custom_generate returns token ids: expected return_dict_in_generate=False, got True"
+        )
 
 
 def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:

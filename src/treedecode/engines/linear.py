@@ -63,7 +63,9 @@ class Linear(nn.Module):
         self._biases = tuple(biases)
         if self.packed:
             whole = weights[0] if len(weights) == 1 else torch.cat(tuple(weights))
-            self._weights = (torch.ops.mkldnn._reorder_linear_weight(whole.detach().contiguous(), _PACK_ROWS),)
+            self._weights = (
+                torch.ops.mkldnn._reorder_linear_weight(whole.detach().contiguous(), _PACK_ROWS),
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """``x``: ``[..., in]``; returns ``[..., out]`` in the dtype of ``x``."""

@@ -175,9 +175,7 @@ class Decoder:
         if self._drafter is None or not max_drafted:
             return DraftTree.root_only(self._token_ids[-1])
         rows, self._rows = tuple(self._rows), []
-        context = DraftContext(
-            self._token_ids, len(self._request.prompt_ids), max_drafted, max_depth, rows
-        )
+        context = DraftContext(self._token_ids, len(self._request.prompt_ids), max_drafted, max_depth, rows)
         tree = self._drafter.propose(context).prefix(max_drafted).within_depth(max_depth)
         check_draft(tree, self._token_ids[-1], self._target.vocab_size, self._drafter.name)
         return tree if self._planner is None else self._planner.cut(tree)
@@ -234,7 +232,9 @@ def check_draft(tree: DraftTree, root: int, vocab_size: int, drafter: str) -> No
     """
     tokens: Sequence[int] = tree.token_tuple
     if tokens[0] != root:
-        raise ValueError(f"drafter {drafter!r} must root its tree at the last committed token {root}, got {tokens[0]}")
+        raise ValueError(
+            f"drafter {drafter!r} must root its tree at the last committed token {root}, got {tokens[0]}"
+        )
     if max(tokens) >= vocab_size or min(tokens) < 0:
         odd = next(token for token in tokens if not 0 <= token < vocab_size)
         raise ValueError(

@@ -75,8 +75,15 @@ def _check_real(name: str, value: object, low: float, high: float = math.inf, ab
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
     number = float(value)
-    if not (low < number if above else low <= number) or number > high or math.isinf(number) or math.isnan(number):
-        bounds = f"{'above' if above else 'at least'} {low:g}" + (f" and at most {high:g}" if high < math.inf else "")
+    if (
+        not (low < number if above else low <= number)
+        or number > high
+        or math.isinf(number)
+        or math.isnan(number)
+    ):
+        bounds = f"{'above' if above else 'at least'} {low:g}" + (
+            f" and at most {high:g}" if high < math.inf else ""
+        )
         raise ValueError(f"{name} must be {bounds}, got {value!r}")
 
 
@@ -89,7 +96,10 @@ def _check_integer(name: str, value: object, low: int) -> None:
 
 def keyed_uniforms(seed: int, positions: Sequence[int]) -> np.ndarray:
     """One uniform in [0, 1) per output position, a pure function of (seed, position); float64."""
-    values = {p: np.random.Generator(np.random.Philox(key=seed, counter=[p, 0, 0, 0])).random() for p in set(positions)}
+    values = {
+        p: np.random.Generator(np.random.Philox(key=seed, counter=[p, 0, 0, 0])).random()
+        for p in set(positions)
+    }
     return np.array([values[p] for p in positions])
 
 
@@ -107,7 +117,9 @@ def apply_repetition_penalty(logits: Tensor, tree: DraftTree, history: Tensor, p
     if tree.num_drafted:
         ancestors = tree.shape.mask()
         rows, nodes = ancestors.nonzero()
-        seen[torch.from_numpy(rows).to(seen.device), torch.from_numpy(tree.token_ids[nodes]).to(seen.device)] = True
+        seen[
+            torch.from_numpy(rows).to(seen.device), torch.from_numpy(tree.token_ids[nodes]).to(seen.device)
+        ] = True
     return torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
@@ -137,7 +149,9 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     return torch.zeros_like(probs).scatter_(-1, ids, values * keep)
 
 
-def choose(logits: Tensor, params: SamplingParams, uniforms: Tensor | None, ids: Tensor | None = None) -> Tensor:
+def choose(
+    logits: Tensor, params: SamplingParams, uniforms: Tensor | None, ids: Tensor | None = None
+) -> Tensor:
     """The target's choice after each row, int64 ``[N]``.
 
     Args:

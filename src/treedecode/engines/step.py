@@ -44,7 +44,9 @@ class StepInput:
         return cls(token_ids, tree.depths, tree.shape.mask(), prefix_len, dtype)
 
     @classmethod
-    def of_chain(cls, token_ids: list[int], prefix_len: int, device: torch.device, dtype: torch.dtype) -> StepInput:
+    def of_chain(
+        cls, token_ids: list[int], prefix_len: int, device: torch.device, dtype: torch.dtype
+    ) -> StepInput:
         """A run of tokens that follow each other, as in prefill."""
         return cls(torch.tensor(token_ids, device=device), None, None, prefix_len, dtype)
 

@@ -41,7 +41,12 @@ class TraceObserver:
         )
 
     def __call__(
-        self, tree: DraftTree, verified: Verified, acceptance: Acceptance, prefix_len: int, step_ms: dict[str, float]
+        self,
+        tree: DraftTree,
+        verified: Verified,
+        acceptance: Acceptance,
+        prefix_len: int,
+        step_ms: dict[str, float],
     ) -> None:
         if verified.log_norm is None:
             raise ValueError("a trace needs the softmax denominators of every row, got None")
