@@ -1,0 +1,46 @@
+# Everything on a fresh machine: `make demo` generates text, `make test` runs the tests. Needs Python 3.11 or newer
+# (on Debian: apt install make python3 python3-venv). `make PYTHON=python3.12 demo` takes another interpreter.
+
+PYTHON := python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+PROMPT := The lighthouse keeper had not spoken to anyone for eleven days when the boat appeared. At first he thought it was
+
+# Only the versions of constraints.txt are tested: nothing from the caller's own Python may slip in.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+.PHONY: demo test test-fast test-real lint clean
+
+demo: .venv/demo.stamp
+	$(BIN)/treedecode generate --compare --max-new-tokens 128 "$(PROMPT)"
+
+test: test-fast
+	$(MAKE) test-real
+
+test-fast: .venv/dev.stamp
+	$(BIN)/python -m pytest -m "not real_model"
+
+test-real: .venv/dev.stamp
+	$(BIN)/python -m pytest -m real_model
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+.venv/python.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "treedecode needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/demo.stamp: .venv/python.stamp pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[demo]'
+	touch $@
+
+.venv/dev.stamp: .venv/python.stamp pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,92 @@
+"""Exact tree speculative decoding: draft a tree, verify it in one forward pass, keep the longest right path.
+
+Names are loaded when they are first used, so importing the package costs less than importing numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treedecode.accept import Acceptance, accept_greedy, accept_sampled
+    from treedecode.cost import CostCurve
+    from treedecode.drafters import make_drafter
+    from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
+    from treedecode.engines.hf import Chunk, Generation, LoadedModel, generate, load, stream
+    from treedecode.engines.hook import custom_generate
+    from treedecode.engines.target import UnsupportedModelError
+    from treedecode.expect import expected_tokens
+    from treedecode.kv import commit_path
+    from treedecode.models import ModelNotFoundError
+    from treedecode.planner import plan_tree
+    from treedecode.trace import TraceWriter, read_trace
+    from treedecode.tree import DraftTree, TreeShape
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Acceptance": "accept",
+    "Chunk": "engines.hf",
+    "CostCurve": "cost",
+    "DraftContext": "drafters.base",
+    "DraftTree": "tree",
+    "Drafter": "drafters.base",
+    "Generation": "engines.hf",
+    "LoadedModel": "engines.hf",
+    "ModelNotFoundError": "models",
+    "TraceWriter": "trace",
+    "TreeShape": "tree",
+    "UnsupportedModelError": "engines.target",
+    "VerifiedRows": "drafters.base",
+    "accept_greedy": "accept",
+    "accept_sampled": "accept",
+    "commit_path": "kv",
+    "custom_generate": "engines.hook",
+    "expected_tokens": "expect",
+    "generate": "engines.hf",
+    "load": "engines.hf",
+    "make_drafter": "drafters",
+    "plan_tree": "planner",
+    "read_trace": "trace",
+    "stream": "engines.hf",
+}
+
+__all__ = [
+    "Acceptance",
+    "Chunk",
+    "CostCurve",
+    "DraftContext",
+    "DraftTree",
+    "Drafter",
+    "Generation",
+    "LoadedModel",
+    "ModelNotFoundError",
+    "TraceWriter",
+    "TreeShape",
+    "UnsupportedModelError",
+    "VerifiedRows",
+    "accept_greedy",
+    "accept_sampled",
+    "commit_path",
+    "custom_generate",
+    "expected_tokens",
+    "generate",
+    "load",
+    "make_drafter",
+    "plan_tree",
+    "read_trace",
+    "stream",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'treedecode' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"treedecode.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
