@@ -83,7 +83,8 @@ class FusedDecoder(Target):
         self.dtype, self.device = embedding.dtype, embedding.device
         self.vocab_size = model.lm_head.weight.shape[0]
         self.max_positions = config.max_position_embeddings
-        self._embedding = embedding.detach()
+        # A copy of its own lets go of the checkpoint's file mapping, which else stays resident beside the packed weights.
+        self._embedding = embedding.detach().clone() if consume else embedding.detach()
         self._embedding_scale = _embedding_scale(inner.embed_tokens, family)
         self._rotary = inner.rotary_emb
         self._rope_key = getattr(config, "layer_types", None) if config.model_type == "gemma3_text" else None
@@ -201,7 +202,7 @@ class _FusedLayer:
 
 
 def _norm_weight(norm: Any, family: Family) -> Tensor:
-    return norm.weight.detach() + family.norm_offset if family.norm_offset else norm.weight.detach()
+    return norm.weight.detach() + family.norm_offset  # always a new tensor: it must not hold the checkpoint's file
 
 
 def _embedding_scale(embedding: nn.Module, family: Family) -> Tensor | None:
