@@ -249,6 +249,11 @@ def test_the_largest_uniform_stays_in_the_vocabulary():
     assert accept_sampled(DraftTree.root_only(0), single, uniforms=[almost_one]).token_ids == [999]
 
 
+def test_rounding_does_not_pile_up_on_the_last_token():
+    row = [0.99994, 1e-9]  # a low-precision distribution: 6e-5 are missing
+    assert accept_sampled(DraftTree.root_only(0), [row], uniforms=[0.99996]).token_ids == [0]
+
+
 def test_generators_repeat():
     probs = torch.tensor(DEEP_PROBS)
 

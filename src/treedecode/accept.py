@@ -286,5 +286,6 @@ def walk_batch(
     path = parents.new_full((batch_size, num_columns + 1), -1).scatter_(1, column, nodes)[
         :, : depth_limit + 1
     ]
-    emitted = target_ids.gather(1, path.clamp(min=0)).masked_fill_(path < 0, -1)
-    return BatchAcceptance(path, emitted, (path >= 0).sum(1) - 1)
+    padding = path < 0
+    emitted = target_ids.gather(1, path.clamp(min=0)).masked_fill_(padding, -1)
+    return BatchAcceptance(path, emitted, depth_limit - padding.sum(1))
