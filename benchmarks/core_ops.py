@@ -1,7 +1,7 @@
 """Time the core operations of one step: ``python benchmarks/core_ops.py``.
 
-For trees of 32 nodes, on one core: build from parents, mask, positions, walk and commit plan; and the batched walk of 64
-such trees. Writes medians with 95% intervals to ``benchmarks/results/core_ops.json``.
+For trees of 32 nodes, on one core: build from parents, mask, positions, walk and commit plan; and the batched
+walk of 64 such trees. Writes medians with 95% intervals to ``benchmarks/results/core_ops.json``.
 """
 
 from __future__ import annotations
@@ -155,9 +155,8 @@ def main() -> int:
     arguments.output.write_text(json.dumps(report, indent=2) + "\n")
     for name, result in results.items():
         limit = f"  limit {LIMIT_US[name]:.0f}" if name in LIMIT_US else ""
-        print(
-            f"{name:12s} {result['median_us']:8.2f} us  [{result['low_us']:.2f}, {result['high_us']:.2f}]{limit}"
-        )
+        interval = f"[{result['low_us']:.2f}, {result['high_us']:.2f}]"
+        print(f"{name:12s} {result['median_us']:8.2f} us  {interval}{limit}")
     return int(any(results[name]["median_us"] > limit for name, limit in LIMIT_US.items()))
 
 

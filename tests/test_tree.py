@@ -315,7 +315,7 @@ def test_malformed_layouts_are_refused_by_name(build, error, message):
 def test_malformed_retrieve_rows_are_named():
     layout = to_retrieve([TreeShape.star(2), TreeShape.chain(2)])
     layout.retrieve_next_token[1, 1] = 1
-    with pytest.raises(ValueError, match="row 1: .*node 1 is reached twice"):
+    with pytest.raises(ValueError, match=r"row 1: .*node 1 is reached twice"):
         from_retrieve(layout)
     layout.retrieve_index[0, 1] = 9
     with pytest.raises(ValueError, match="row 0: retrieve_index counts up"):

@@ -1,7 +1,8 @@
 """Which drafted nodes the target accepts, and what is emitted.
 
-Every walk starts at the root and follows the child whose token is the target's choice at the current node. The last
-choice is always emitted, as the correction or, after a full match, as the bonus: a step emits accepted + 1 tokens.
+Every walk starts at the root and follows the child whose token is the target's choice at the current node.
+The last choice is always emitted, as the correction or, after a full match, as the bonus: a step emits
+accepted + 1 tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Acceptance:
 
     Attributes:
         path: accepted nodes, root first: ``[0, ...]``.
-        token_ids: the emitted tokens: those of ``path[1:]``, then the target's own choice after the last node.
+        token_ids: the emitted tokens: those of ``path[1:]``, then the target's own choice after the last
+            node.
         num_accepted: accepted drafted nodes, ``len(path) - 1``.
     """
 
@@ -36,7 +38,7 @@ class Acceptance:
     num_accepted: int
 
     def cut(self, num_tokens: int) -> Acceptance:
-        """Keep the first ``num_tokens`` emitted tokens (a stop or a cap fell inside) and the nodes that gave them."""
+        """Keep the first ``num_tokens`` emitted tokens, up to a stop or a cap, and the nodes that gave them."""
         token_ids = self.token_ids[: count(num_tokens, "num_tokens")]
         path = self.path[: 1 + len(token_ids)]
         return Acceptance(path, token_ids, len(path) - 1)
@@ -82,23 +84,26 @@ def accept_sampled(
 ) -> Acceptance:
     """Walk ``tree`` along tokens drawn from the target's distribution.
 
-    ``"one_draw"`` draws one token per visited node by inverse CDF (the first token whose cumulative probability exceeds
-    the uniform) and follows the child that matches. The draw does not depend on the drafts, so the emitted tokens have
-    the target's distribution whatever was drafted, and the same uniforms emit the same tokens with any tree.
+    ``"one_draw"`` draws one token per visited node by inverse CDF (the first token whose cumulative
+    probability exceeds the uniform) and follows the child that matches. The draw does not depend on the
+    drafts, so the emitted tokens have the target's distribution whatever was drafted, and the same uniforms
+    emit the same tokens with any tree.
 
     Args:
         tree: the verified tree.
         target_probs: ``[N, V]``, the processed distribution after each node.
-        draft_probs: ``[N, V]``, row i = the distribution node i's children were drawn from; ``None`` for deterministic
-            drafts. Checked, and of no influence on ``"one_draw"``.
+        draft_probs: ``[N, V]``, row i = the distribution node i's children were drawn from; ``None`` for
+            deterministic drafts. Checked, and of no influence on ``"one_draw"``.
         method: ``"one_draw"``.
         uniforms: numbers in [0, 1), the k-th for the k-th emitted token; at most ``max_depth + 1`` are used.
-        generator: numpy or torch generator to draw from if no uniforms are given; torch's default one if neither is.
+        generator: numpy or torch generator to draw from if no uniforms are given; torch's default one if
+            neither is.
 
     Raises:
         TypeError: probabilities that are not numbers, or a generator of another kind.
-        ValueError: another method, a wrong shape, a negative, NaN or not normalised row, a drafted token outside the
-            vocabulary, a uniform outside [0, 1), too few uniforms, or uniforms and a generator together.
+        ValueError: another method, a wrong shape, a negative, NaN or not normalised row, a drafted token
+            outside the vocabulary, a uniform outside [0, 1), too few uniforms, or uniforms and a generator
+            together.
     """
     if method != "one_draw":
         raise ValueError(f"method must be 'one_draw', got {method!r}")
@@ -238,11 +243,12 @@ def walk_batch(
 ) -> BatchAcceptance:
     """Walk a batch of trees at once: ``accept_greedy`` for every row, without host synchronisation.
 
-    Every node points at its parent if it matches the target's choice there, at itself if not; pointer doubling takes
-    each to the root, through matches alone, or not. The number of tensor operations grows with log(depth).
+    Every node points at its parent if it matches the target's choice there, at itself if not; pointer
+    doubling takes each to the root, through matches alone, or not. The number of tensor operations grows with
+    log(depth).
 
-    The values cannot be checked without a synchronisation: ``treedecode.batch`` builds checked batches. A node whose
-    parent is missing or does not precede it is never accepted.
+    The values cannot be checked without a synchronisation: ``treedecode.batch`` builds checked batches. A
+    node whose parent is missing or does not precede it is never accepted.
 
     Args:
         parents: int64 ``[B, N]``, -1 for the root; padding may hold anything.
@@ -280,7 +286,8 @@ def walk_batch(
         pointer = pointer.gather(1, pointer)
     accepted = pointer == 0
 
-    # node order is depth order along the path: the k-th accepted node goes to column k, others to the last column
+    # node order is depth order along the path: the k-th accepted node goes to column k, others to the last
+    # column
     num_columns = max(width, depth_limit + 1)
     column = torch.where(accepted, accepted.cumsum(1) - 1, num_columns)
     path = parents.new_full((batch_size, num_columns + 1), -1).scatter_(1, column, nodes)[

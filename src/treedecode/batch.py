@@ -121,7 +121,8 @@ def from_retrieve(layout: RetrieveLayout) -> list[TreeShape]:
     """Invert ``to_retrieve``: nodes are those with a ``retrieve_index`` other than -1.
 
     Raises:
-        TypeError, ValueError: as ``TreeShape.from_linked``, with the row named; or a row's indices are not consecutive.
+        TypeError, ValueError: as ``TreeShape.from_linked``, with the row named; or a row's indices are not
+            consecutive.
     """
     shapes = []
     for row, index in enumerate(np.asarray(layout.retrieve_index)):

@@ -1,9 +1,11 @@
 """Tree layouts of other systems, to and from ``parents``.
 
 - *Linked* (SGLang, TensorRT-LLM, xgrammar): ``first_child`` and ``next_sibling``, there called
-  ``retrieve_next_token`` and ``retrieve_next_sibling``; -1 = none. ``treedecode.batch`` adds ``retrieve_index``.
+  ``retrieve_next_token`` and ``retrieve_next_sibling``; -1 = none. ``treedecode.batch`` adds
+  ``retrieve_index``.
 - *Per-leaf paths* (Medusa, EAGLE ``retrieve_indices``): one row of node ids per leaf, root first, -1 padded.
-- *Serving*: the root is left out, node 0 is the first drafted one, parent -1 = child of the last accepted token.
+- *Serving*: the root is left out, node 0 is the first drafted one, parent -1 = child of the last accepted
+  token.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from treedecode.topology import check_parents, int_tuple
 
 
 def to_linked(children: tuple[tuple[int, ...], ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``(first_child, next_sibling)``, each int64 ``[N]``, from the children of every node in order."""
+    """``(first_child, next_sibling)``, int64 ``[N]`` each, from the children of every node in order."""
     first_child = np.full(len(children), -1, np.int64)
     next_sibling = np.full(len(children), -1, np.int64)
     for node, nodes in enumerate(children):
@@ -31,8 +33,8 @@ def from_linked(first_child: ArrayLike, next_sibling: ArrayLike) -> tuple[tuple[
     """Return ``(parents, ranks)`` of a linked tree; the rank of a node is its place in its sibling list.
 
     Raises:
-        ValueError: the lengths differ, the root has a sibling, a link leaves the tree, a node is reached twice (a
-            cycle) or never, or a child precedes its parent.
+        ValueError: the lengths differ, the root has a sibling, a link leaves the tree, a node is reached
+            twice (a cycle) or never, or a child precedes its parent.
         TypeError: a link is not an integer.
     """
     first = int_tuple(first_child, "first_child")
@@ -67,7 +69,7 @@ def from_linked(first_child: ArrayLike, next_sibling: ArrayLike) -> tuple[tuple[
 
 
 def to_leaf_paths(parents: tuple[int, ...], depths: tuple[int, ...]) -> np.ndarray:
-    """Int64 ``[leaves, max_depth + 1]``: the nodes from the root to every leaf, -1 padded, leaves in node order."""
+    """Int64 ``[leaves, max_depth + 1]``: nodes from the root to every leaf, -1 padded, leaves in node order."""
     inner = set(parents)
     leaves = [node for node in range(len(parents)) if node not in inner]
     rows = np.full((len(leaves), max(depths) + 1), -1, np.int64)
@@ -83,8 +85,8 @@ def from_leaf_paths(retrieve_indices: ArrayLike) -> tuple[int, ...]:
     """Return the parents of a tree given as per-leaf paths; rows may stand in any order.
 
     Raises:
-        ValueError: not two-dimensional, a row does not start at the root, has a gap, gives a node a second parent, or
-            a node is on no row.
+        ValueError: not two-dimensional, a row does not start at the root, has a gap, gives a node a second
+            parent, or a node is on no row.
         TypeError: an id is not an integer.
     """
     rows = np.asarray(retrieve_indices)
@@ -107,7 +109,7 @@ def from_leaf_paths(retrieve_indices: ArrayLike) -> tuple[int, ...]:
 
 
 def to_serving(parents: tuple[int, ...]) -> np.ndarray:
-    """Int32 ``[num_drafted]``: parents in the layout without the root, -1 = child of the last accepted token."""
+    """Int32 ``[num_drafted]``: parents without the root, -1 = child of the last accepted token."""
     return np.array([parent - 1 for parent in parents[1:]], np.int32)
 
 

@@ -1,8 +1,9 @@
 """Commit: move the accepted path's K/V rows to consecutive positions, in place.
 
 A step writes its N rows at ``prefix_len .. prefix_len + N - 1`` in node order. After the walk, row
-``prefix_len + i`` must hold node ``path[i]``; every other row of the step is dead. Only rows that are not in place
-already are moved, and all of them are read before any is written, so sources and destinations may overlap freely.
+``prefix_len + i`` must hold node ``path[i]``; every other row of the step is dead. Only rows that are not in
+place already are moved, and all of them are read before any is written, so sources and destinations may
+overlap freely.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def commit_batch(
         key: ``[B, heads, seq, dim]``, modified.
         value: ``[B, heads, seq, dim]``, modified.
         prefix_lens: int64 ``[B]``.
-        path: int64 ``[B, P]``, ``path[:, 0] == 0``, -1 padded: ``BatchAcceptance.path``. Rows must fit the cache.
+        path: int64 ``[B, P]``, ``path[:, 0] == 0``, -1 padded: ``BatchAcceptance.path``. Rows must fit the
+            cache.
 
     Raises:
         ValueError: the shapes disagree.
@@ -108,8 +110,8 @@ def commit_paged(
     """Commit ``path`` of one request in one layer of a paged cache, in place.
 
     Args:
-        key_cache: ``[num_blocks, block_size, heads, dim]``, or with the slots of a block along another dimension:
-            ``slot_dim=2`` for ``[num_blocks, heads, block_size, dim]``. Modified.
+        key_cache: ``[num_blocks, block_size, heads, dim]``, or with the slots of a block along another
+            dimension: ``slot_dim=2`` for ``[num_blocks, heads, block_size, dim]``. Modified.
         value_cache: likewise. Modified.
         block_table: the request's blocks, in order.
         prefix_len: rows before the step's.
@@ -118,8 +120,8 @@ def commit_paged(
 
     Raises:
         TypeError: a node or a block is not an integer.
-        ValueError: a node is negative or repeated, the block table is too short for the path, or one of its blocks is
-            not in the cache or holds two parts of the path.
+        ValueError: a node is negative or repeated, the block table is too short for the path, or one of its
+            blocks is not in the cache or holds two parts of the path.
     """
     import torch
 

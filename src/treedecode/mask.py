@@ -1,7 +1,8 @@
 """Tree masks: who sees whom among the nodes of a tree, and what they see of the prefix.
 
-The one source is ``ancestor_bits``: node ``i`` sees node ``j`` iff bit ``j`` of ``bits[i]`` is set, that is iff ``j``
-is ``i`` or an ancestor of ``i``. Dense, packed and additive masks are views of it. True means visible everywhere.
+The one source is ``ancestor_bits``: node ``i`` sees node ``j`` iff bit ``j`` of ``bits[i]`` is set, that is
+iff ``j`` is ``i`` or an ancestor of ``i``. Dense, packed and additive masks are views of it. True means
+visible everywhere.
 """
 
 from __future__ import annotations
@@ -125,8 +126,8 @@ def step_mask(
 ) -> np.ndarray:
     """Bool ``[N, prefix_len + N]``: what every node sees of ``[prefix | tree]``.
 
-    Positions go by depth: with a sliding window W a key is visible only if ``pos_q - W < pos_key <= pos_q``, where the
-    position of a node is ``prefix_len + depth``.
+    Positions go by depth: with a sliding window W a key is visible only if ``pos_q - W < pos_key <= pos_q``,
+    where the position of a node is ``prefix_len + depth``.
 
     Args:
         tree_mask: bool ``[N, N]``.
@@ -154,8 +155,8 @@ def batch_step_mask(
 ) -> np.ndarray:
     """Bool ``[B, max N, max(prefix_len + N)]``: the step masks of a batch, right-padded.
 
-    Row ``b`` holds ``shapes[b].step_mask(prefix_lens[b], window)``. Padding keys are visible to nobody; a padding query
-    sees key 0 alone, so that its softmax stays finite.
+    Row ``b`` holds ``shapes[b].step_mask(prefix_lens[b], window)``. Padding keys are visible to nobody; a
+    padding query sees key 0 alone, so that its softmax stays finite.
 
     Raises:
         ValueError: there are not as many prefix lengths as shapes, or a row is refused (named).

@@ -1,7 +1,7 @@
 """``TreeShape``: the topology of a tree of candidate tokens.
 
-Layout contract: node 0 is the root, the last committed token; a parent always precedes its children; ``num_nodes``
-counts the root and ``num_drafted`` does not.
+Layout contract: node 0 is the root, the last committed token; a parent always precedes its children;
+``num_nodes`` counts the root and ``num_drafted`` does not.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class TreeShape(Frozen):
 
     Args:
         parents: ``[N]`` integers, ``parents[0] == -1`` and ``0 <= parents[i] < i``.
-        ranks: ``[N]`` integers, the candidate rank of every node under its parent (the root's is ignored), siblings
-            pairwise different. ``None`` numbers siblings in node order.
+        ranks: ``[N]`` integers, the candidate rank of every node under its parent (the root's is ignored),
+            siblings pairwise different. ``None`` numbers siblings in node order.
 
     Attributes:
         parent_tuple: parents as Python integers, for loops.
@@ -74,14 +74,15 @@ class TreeShape(Frozen):
 
     @classmethod
     def from_parents(cls, parents: ArrayLike | Sequence[int]) -> TreeShape:
-        """Build from parents ``[N]``, root first, keeping the caller's node order. Raises as the class does."""
+        """Build from parents ``[N]``, root first, keeping the caller's node order."""
         return cls(parents)
 
     @classmethod
     def from_paths(cls, paths: Iterable[Sequence[int]]) -> TreeShape:
-        """Build from rank paths (also Medusa's and EAGLE's choices), in canonical order: by length, then rank.
+        """Build from rank paths (Medusa's and EAGLE's choices) in canonical order: by length, then rank.
 
-        Ranks are kept: ``(0, 1)`` without ``(0, 0)`` is legal. A path given twice counts once; ``()`` is the root.
+        Ranks are kept: ``(0, 1)`` without ``(0, 0)`` is legal. A path given twice counts once; ``()`` is the
+            root.
 
         Raises:
             TypeError: a path is not a sequence or a rank not an integer.
@@ -101,7 +102,7 @@ class TreeShape(Frozen):
 
     @classmethod
     def from_widths(cls, widths: Sequence[int]) -> TreeShape:
-        """Give every node at depth ``d`` ``widths[d]`` children; ``[2, 2, 1]`` drafts 2 + 4 + 4 = 10 nodes."""
+        """Give every node at depth d ``widths[d]`` children; [2, 2, 1] drafts 2 + 4 + 4 = 10 nodes."""
         parents, level = [-1], [0]
         for depth, width in enumerate(topology.int_tuple(widths, "width", "depth")):
             width = topology.count(width, f"width of depth {depth}", minimum=1)
@@ -119,27 +120,27 @@ class TreeShape(Frozen):
 
     @classmethod
     def from_mask(cls, mask: ArrayLike) -> TreeShape:
-        """Build from a bool tree mask ``[N, N]``; inverts ``mask()``. ``ValueError`` if it is no tree's."""
+        """Invert ``mask()``: bool ``[N, N]``. ``ValueError`` if it is no tree's."""
         return cls.trusted(masks.parents_from_bits(masks.bits_from_dense(mask)))
 
     @classmethod
     def from_packed_mask(cls, words: ArrayLike, bits: int = 64) -> TreeShape:
-        """Build from packed words ``[N, ceil(N / bits)]``; inverts ``packed_mask(bits)``."""
+        """Invert ``packed_mask(bits)``: words ``[N, ceil(N / bits)]``."""
         return cls.trusted(masks.parents_from_bits(masks.bits_from_packed(words, bits)))
 
     @classmethod
     def from_linked(cls, first_child: ArrayLike, next_sibling: ArrayLike) -> TreeShape:
-        """Build from SGLang's ``retrieve_next_token`` and ``retrieve_next_sibling`` ``[N]``; inverts ``linked()``."""
+        """Invert ``linked()``: SGLang's ``retrieve_next_token`` and ``retrieve_next_sibling``, ``[N]`` each."""
         return cls.trusted(*interchange.from_linked(first_child, next_sibling))
 
     @classmethod
     def from_retrieve_indices(cls, retrieve_indices: ArrayLike) -> TreeShape:
-        """Build from Medusa's and EAGLE's per-leaf paths ``[leaves, max_depth + 1]``; inverts ``retrieve_indices()``."""
+        """Invert ``retrieve_indices()``: Medusa's and EAGLE's paths ``[leaves, max_depth + 1]``, in any order."""
         return cls.trusted(interchange.from_leaf_paths(retrieve_indices))
 
     @classmethod
     def from_serving(cls, serving_parents: ArrayLike | Sequence[int]) -> TreeShape:
-        """Build from parents without the root (-1 = child of the last accepted token); inverts ``serving_parents()``."""
+        """Invert ``serving_parents()``: parents without the root, -1 = child of the last accepted token."""
         return cls.trusted(interchange.from_serving(serving_parents))
 
     @property
@@ -196,7 +197,7 @@ class TreeShape(Frozen):
         return self._children[node]
 
     def prefix(self, num_drafted: int) -> TreeShape:
-        """The tree of the root and the first ``num_drafted`` drafted nodes (all of them if there are fewer)."""
+        """Keep the root and the first ``num_drafted`` drafted nodes (all of them if there are fewer)."""
         num_nodes = topology.count(num_drafted, "num_drafted") + 1
         if num_nodes >= self.num_nodes:
             return self
@@ -209,8 +210,8 @@ class TreeShape(Frozen):
     def step_mask(self, prefix_len: int, window: int | None = None) -> np.ndarray:
         """Bool ``[N, prefix_len + N]`` over ``[prefix | tree]``, with a sliding window by depth.
 
-        A key is visible only if ``pos_q - window < pos_key <= pos_q``. ``ValueError`` for a negative ``prefix_len`` or
-        a window under 1.
+        A key is visible only if ``pos_q - window < pos_key <= pos_q``. ``ValueError`` for a negative
+        ``prefix_len`` or a window under 1.
         """
         return masks.step_mask(self.mask(), self.depths, prefix_len, window)
 
@@ -219,7 +220,7 @@ class TreeShape(Frozen):
         return self.depths.astype(np.int64) + topology.count(prefix_len, "prefix_len")
 
     def packed_mask(self, bits: int = 64) -> np.ndarray:
-        """Unsigned ``[N, ceil(N / bits)]``: node ``j`` is bit ``j % bits`` of word ``j // bits``; bits is 32 or 64."""
+        """Unsigned ``[N, ceil(N / bits)]``, bits 32 or 64: node j is bit ``j % bits`` of word ``j // bits``."""
         return masks.packed_mask(self._ancestor_bits, bits)
 
     def linked(self) -> tuple[np.ndarray, np.ndarray]:
@@ -227,11 +228,11 @@ class TreeShape(Frozen):
         return interchange.to_linked(self._children)
 
     def retrieve_indices(self) -> np.ndarray:
-        """Int64 ``[leaves, max_depth + 1]``: the path from the root to every leaf, -1 padded, leaves in node order."""
+        """Int64 ``[leaves, max_depth + 1]``: path from the root to every leaf, -1 padded, leaves in node order."""
         return interchange.to_leaf_paths(self.parent_tuple, self.depth_tuple)
 
     def choices(self) -> list[list[int]]:
-        """Rank paths without the root's, as Medusa and EAGLE write static trees; ``from_paths`` reads them."""
+        """Rank paths without the root's, as Medusa and EAGLE write trees; ``from_paths`` reads them."""
         return [list(path) for path in self.paths[1:]]
 
     def serving_parents(self) -> np.ndarray:

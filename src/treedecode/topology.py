@@ -1,7 +1,8 @@
 """Checks and small computations on a tree's topology, as plain Python integers.
 
-A topology is a tuple ``parents`` with ``parents[0] == -1`` and ``0 <= parents[i] < i`` for every other node. Trees
-here have tens of nodes: a loop over Python integers beats numpy's per-call cost, and nothing but numpy is imported.
+A topology is a tuple ``parents`` with ``parents[0] == -1`` and ``0 <= parents[i] < i`` for every other node.
+Trees here have tens of nodes: a loop over Python integers beats numpy's per-call cost, and nothing but numpy
+is imported.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def check_parents(parents: tuple[int, ...]) -> tuple[int, ...]:
     """Return ``parents`` if it is a tree in which every parent precedes its children.
 
     Raises:
-        ValueError: there is no root, a second root, a missing parent, or a parent that does not precede its child.
+        ValueError: there is no root, a second root, a missing parent, or a parent that does not precede its
+            child.
     """
     if not parents:
         raise ValueError("a tree has at least its root: expected parents[0] == -1, got no node")

@@ -1,4 +1,4 @@
-"""``DraftTree``: a tree of candidate tokens, that is a ``TreeShape`` with tokens and scores; frozen, checked once."""
+"""``DraftTree``: a ``TreeShape`` with candidate tokens and scores; frozen, checked once."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class DraftTree(Frozen):
 
     Raises:
         TypeError: ``shape`` is no TreeShape, or a token id is not an integer.
-        ValueError: a length differs from N, a token id is negative, a score is NaN or +inf, or siblings repeat a token
-            (``DraftTree.build`` merges them).
+        ValueError: a length differs from N, a token id is negative, a score is NaN or +inf, or siblings
+            repeat a token (``DraftTree.build`` merges them).
     """
 
     shape: TreeShape
@@ -72,7 +72,7 @@ class DraftTree(Frozen):
         scores: Sequence[float] | None = None,
         sources: Sequence[str] | None = None,
     ) -> DraftTree:
-        """Build without any check, for drafters that have made sure of the invariants themselves. Internal."""
+        """Build without any check, for drafters that have made sure of the invariants. Internal."""
         return cls._of(TreeShape.trusted(tuple(parents)), tuple(token_ids), scores, sources)
 
     @classmethod
@@ -105,11 +105,11 @@ class DraftTree(Frozen):
         scores: ArrayLike | Sequence[float] | None = None,
         sources: Sequence[str] | None = None,
     ) -> tuple[DraftTree, np.ndarray]:
-        """Build a tree from deterministic drafts, merging siblings with the same token (and so their subtrees).
+        """Build a tree from deterministic drafts, merging siblings with the same token and their subtrees.
 
-        A merged node keeps the best score and that draft's source. With scores, nodes come out best first: by score
-        descending, then depth, then the caller's order, a parent always before its children, so that every prefix is
-        the best smaller tree. Without, the caller's order is kept.
+        A merged node keeps the best score and that draft's source. With scores, nodes come out best first: by
+        score descending, then depth, then the caller's order, a parent always before its children, so that
+        every prefix is the best smaller tree. Without, the caller's order is kept.
 
         Args:
             parents: ``[N_old]``, as for ``TreeShape``.
@@ -182,7 +182,7 @@ class DraftTree(Frozen):
         return self.shape.num_drafted
 
     def prefix(self, num_drafted: int) -> DraftTree:
-        """The tree of the root and the first ``num_drafted`` drafted nodes (all of them if there are fewer)."""
+        """Keep the root and the first ``num_drafted`` drafted nodes (all of them if there are fewer)."""
         shape = self.shape.prefix(num_drafted)
         if shape is self.shape:
             return self
@@ -229,10 +229,10 @@ class DraftTree(Frozen):
 
 
 def depth_room(prefix_len: int, max_len: int) -> int:
-    """Deepest draft that can still be emitted when ``prefix_len`` tokens are cached and ``max_len`` is the limit.
+    """Deepest draft that can still be emitted with ``prefix_len`` tokens cached and at most ``max_len`` in all.
 
-    The root is token ``prefix_len + 1`` and every step emits one token beyond the accepted ones, so a draft of depth d
-    is of use only if ``prefix_len + 1 + d + 1 <= max_len``. Never negative.
+    The root is token ``prefix_len + 1`` and every step emits one token beyond the accepted ones, so a draft
+    of depth d is of use only if ``prefix_len + 1 + d + 1 <= max_len``. Never negative.
     """
     return max(0, max_len - prefix_len - 2)
 
@@ -254,8 +254,8 @@ def _check_siblings(parents: tuple[int, ...], tokens: tuple[int, ...]) -> None:
     for node, edge in enumerate(zip(parents, tokens, strict=True)):
         if edge in seen:
             raise ValueError(
-                f"siblings must have different tokens: nodes {seen[edge]} and {node} are both token {edge[1]} "
-                f"under node {edge[0]}; DraftTree.build merges them"
+                f"siblings must have different tokens: nodes {seen[edge]} and {node} are both "
+                f"token {edge[1]} under node {edge[0]}; DraftTree.build merges them"
             )
         seen[edge] = node
 
@@ -286,7 +286,7 @@ def _check_sources(sources: Sequence[str] | None, num_nodes: int) -> tuple[str, 
 
 
 def _best_first(nodes: list[int], parents: list[int], scores: list[float]) -> list[int]:
-    """Order ``nodes`` (insertion order, root first) by score, then depth, then insertion, parents before children."""
+    """Order ``nodes``, given root first, by score, depth and given order, parents before children."""
     place = {node: i for i, node in enumerate(nodes)}
     below: list[list[int]] = [[] for _ in nodes]
     for i, parent in enumerate(parents, start=1):

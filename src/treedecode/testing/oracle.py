@@ -1,4 +1,4 @@
-"""The core again, in plain Python from the definitions, to compare with. Slow, obvious, and shares no code with it.
+"""The core again, in plain Python from the definitions: slow, obvious, and sharing no code with it.
 
 Everything starts from ``path_of``, the climb from a node to the root; the core never climbs.
 """
@@ -82,7 +82,7 @@ def leaf_paths(parents: Sequence[int]) -> list[list[int]]:
 def walk(
     parents: Sequence[int], token_ids: Sequence[int], target_ids: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """``(path, emitted)``: the longest of all root paths whose every token is the target's choice before it."""
+    """``(path, emitted)``: the longest root path whose every token is the target's choice before it."""
     correct = []
     for node in range(len(parents)):
         path = path_of(parents, node)
@@ -121,7 +121,7 @@ def emitted_distribution(
 def uniform_cells(
     target_probs: Sequence[Sequence[float]], num_draws: int
 ) -> list[tuple[tuple[float, ...], float]]:
-    """Partition the cube of ``num_draws`` uniforms into ``(midpoints, volume)`` cells on which no draw changes.
+    """Cut the cube of ``num_draws`` uniforms into cells ``(midpoints, volume)`` on which no draw changes.
 
     Running a sampler at every midpoint and adding up the volumes gives its output distribution exactly.
     """

@@ -1,7 +1,7 @@
 """A two-layer float64 attention model and the loop around it, small enough to check the core end to end.
 
-The second layer's keys depend on everything the first layer saw, so a wrong mask, position or cache row changes the
-tokens that follow. ``StepHooks`` lets a test put a fault in the loop's place of one of those.
+The second layer's keys depend on everything the first layer saw, so a wrong mask, position or cache row
+changes the tokens that follow. ``StepHooks`` lets a test put a fault in the loop's place of one of those.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ToyModel:
     def forward(
         self, token_ids: list[int], position_ids: np.ndarray, mask: np.ndarray, cache: Cache, prefix_len: int
     ) -> torch.Tensor:
-        """Write the rows of ``token_ids`` after ``prefix_len`` and return their logits ``[rows, vocab_size]``."""
+        """Write the rows of ``token_ids`` after ``prefix_len``; return their logits ``[rows, vocab_size]``."""
         angles = torch.as_tensor(position_ids, dtype=torch.float64)[:, None] * self.frequencies
         positional = torch.cat([angles.sin()[:, ::2], angles.cos()[:, 1::2]], 1)
         hidden = self.embedding[token_ids]
