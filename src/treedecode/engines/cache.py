@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treedecode.kv import commit_moves
+from treedecode.kv import commit_layers
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,11 @@ class KVCache:
         """Addresses of the storage; they never change while the cache lives."""
         return [tensor.data_ptr() for block in self._blocks for tensor in block]
 
-    def commit(self, path: Sequence[int]) -> int:
-        """Keeps the accepted path of the step just run and returns how many rows moved per layer.
+    def commit(self, path: Sequence[int]) -> None:
+        """Keeps the accepted path of the step just run; moves only the rows that are not in place.
 
         Args:
             path: Accepted nodes, root first, ascending in depth: row ``length + path[i]`` becomes ``length + i``.
         """
-        source, target = commit_moves(path)
-        if source:
-            rows = torch.tensor([source, target], device=self._blocks[0][0].device).add_(self.length)
-            for keys, values in self._blocks:
-                keys.index_copy_(2, rows[1], keys.index_select(2, rows[0]))
-                values.index_copy_(2, rows[1], values.index_select(2, rows[0]))
+        commit_layers(self._blocks, self.length, path)
         self.length += len(path)
-        return len(source)

@@ -190,7 +190,7 @@ class Stream(Iterator[Chunk]):
     """Iterator of chunks; :attr:`generation` is the whole, complete once the iterator is exhausted."""
 
     def __init__(self, decoder: Decoder, text: TextStream) -> None:
-        self._decoder, self._text = decoder, text
+        self.decoder, self._text = decoder, text
         self._token_ids: list[int] = []
         self._finish_reason: str | None = None
         self._chunks = self._run()
@@ -203,7 +203,7 @@ class Stream(Iterator[Chunk]):
         self._chunks.close()
 
     def _run(self) -> Iterator[Chunk]:
-        for emission in self._decoder.run():
+        for emission in self.decoder.run():
             token_ids: list[int] = []
             reason = emission.finish_reason
             for token_id in emission.token_ids:
@@ -222,7 +222,7 @@ class Stream(Iterator[Chunk]):
         """All that was emitted so far."""
         if self._finish_reason is None:
             self._text.finish()
-        stats = self._decoder.stats.build(len(self._token_ids))
+        stats = self.decoder.stats.build(len(self._token_ids))
         return Generation(list(self._token_ids), self._text.text, self._finish_reason or "interrupted", stats)
 
 
