@@ -47,7 +47,7 @@ def resolve_model(name: str, revision: str | None = None, progress: Progress | N
         ModelNotFoundError: No such model, or an incomplete one; says in one line what to do.
     """
     path = Path(name).expanduser()
-    is_hub_id = name != DEFAULT_NAME and not path.exists()
+    is_hub_id = name != DEFAULT_NAME and not (name and path.exists())
     if revision is not None and not is_hub_id:
         raise ModelNotFoundError(f"a revision belongs to a Hub id: got revision {revision!r} for {name!r}")
     if name == DEFAULT_NAME:
@@ -63,7 +63,7 @@ def _check_folder(path: Path) -> None:
         raise ModelNotFoundError(f"a model must be a folder in transformers format, got the file {path}")
     wanted = {"config.json": ("config.json",), "weights": _WEIGHTS, "tokenizer": _TOKENIZER_FILES}
     for what, patterns in wanted.items():
-        if not any(path.glob(pattern) for pattern in patterns):
+        if not any(found for pattern in patterns for found in path.glob(pattern)):
             raise ModelNotFoundError(
                 f"{path} has no {what}: expected {' or '.join(patterns)} as saved by save_pretrained"
             )

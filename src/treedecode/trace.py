@@ -1,0 +1,183 @@
+"""Traces: what a generation drafted, verified and accepted, step by step, as JSON lines (docs/trace.md)."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+SCHEMA_VERSION = 1
+_DIGITS = 6  # of logprobs, scores and milliseconds: far below the rounding of float32 logits
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One verify step of ``N`` nodes.
+
+    Attributes:
+        index: Steps before it.
+        emitted_ids: Tokens that it emitted.
+        prefix_len: Tokens whose keys and values were in the cache; node ``i`` had position ``prefix_len + depth``.
+        parents: ``[N]``, -1 for the root, which is node 0.
+        token_ids: ``[N]``, the last committed token and the drafted ones.
+        sources: ``[N]``, who drafted each node; None where the drafter does not say.
+        scores: ``[N]``, log reach probabilities (None for minus infinity); None where the drafter gives none.
+        path: Accepted nodes, root first.
+        top_ids: ``[N][k]``, the target's best next tokens after each node, best first (k is 8 at most).
+        top_logprobs: ``[N][k]``, their log probabilities under the unprocessed softmax; None for minus infinity.
+        draft_ms: Drafting and choosing the size of the tree.
+        verify_ms: Positions, mask, forward pass, choices.
+        commit_ms: Walk and compaction of the cache.
+
+    Raises:
+        ValueError: The columns disagree about ``N``, or the path leaves the tree.
+    """
+
+    index: int
+    emitted_ids: list[int]
+    prefix_len: int
+    parents: list[int]
+    token_ids: list[int]
+    sources: list[str] | None
+    scores: list[float | None] | None
+    path: list[int]
+    top_ids: list[list[int]]
+    top_logprobs: list[list[float | None]]
+    draft_ms: float
+    verify_ms: float
+    commit_ms: float
+
+    def __post_init__(self) -> None:
+        num_nodes = len(self.parents)
+        for name in ("token_ids", "sources", "scores", "top_ids", "top_logprobs"):
+            column = getattr(self, name)
+            if column is not None and len(column) != num_nodes:
+                raise ValueError(
+                    f"step {self.index}: {name} must have {num_nodes} entries, got {len(column)}"
+                )
+        if not self.path or self.path[0] != 0 or max(self.path) >= num_nodes:
+            raise ValueError(
+                f"step {self.index}: path must start at 0 and stay below {num_nodes}, got {self.path}"
+            )
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One generation read back.
+
+    Attributes:
+        header: Model, tokenizer, prompt ids and settings, with ``schema_version``.
+        steps: In order. The first output token comes from the prompt's own forward pass: it is the root of step 0.
+    """
+
+    header: dict[str, Any]
+    steps: list[StepRecord]
+
+
+class TraceWriter:
+    """Writes one generation to a file; every line is complete on disk as soon as it is written.
+
+    Args:
+        path: The file; one that exists is replaced.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115  (closed by close)
+        self._has_header = False
+
+    def header(self, about: dict[str, Any]) -> None:
+        """Writes the first line.
+
+        Raises:
+            ValueError: There is a header already: a file holds one generation.
+        """
+        if self._has_header:
+            raise ValueError("a trace file holds one generation: give every prompt a TraceWriter of its own")
+        self._has_header = True
+        self._write({"type": "header", "schema_version": SCHEMA_VERSION, **about})
+
+    def step(self, record: StepRecord) -> None:
+        """Writes one step.
+
+        Raises:
+            ValueError: There is no header yet.
+        """
+        if not self._has_header:
+            raise ValueError("a trace starts with a header: call header before step")
+        self._write({"type": "step"} | {field.name: getattr(record, field.name) for field in fields(record)})
+
+    def close(self) -> None:
+        """Closes the file; twice is fine."""
+        self._file.close()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        text = json.dumps(_rounded(line), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        self._file.write(text + "\n")
+        self._file.flush()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_trace(path: str | Path) -> Trace:
+    """Reads a trace; a last line that was cut off (the writer was killed) is left out.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no trace, of another schema version, or damaged; names the line.
+    """
+    from pydantic import TypeAdapter
+
+    to_record = TypeAdapter(StepRecord).validate_python
+    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    # text after the last line feed is a line that was not finished
+    parsed = [_parse(path, number, line) for number, line in enumerate(lines[:-1], 1)]
+    if not parsed or parsed[0].get("type") != "header":
+        raise ValueError(f"{path} is no trace: the first line must be a header, got {lines[0][:60]!r}")
+    header = {key: value for key, value in parsed[0].items() if key != "type"}
+    if (version := header.get("schema_version")) != SCHEMA_VERSION:
+        raise ValueError(f"{path} has trace schema version {version}, expected {SCHEMA_VERSION}")
+    steps = []
+    for number, line in enumerate(parsed[1:], 2):
+        if line.pop("type", None) != "step":
+            raise ValueError(f'{path}, line {number}: expected "type": "step" after the header')
+        try:
+            steps.append(to_record(line))
+        except ValueError as error:  # pydantic's errors are ValueErrors
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"{path}, line {number} is no step of schema version {version}: {reason}"
+            ) from error
+    return Trace(header, steps)
+
+
+def _parse(path: str | Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ValueError(f"{path}, line {number} must be a JSON object, got {type(parsed).__name__}")
+    return parsed
+
+
+def _rounded(value: Any) -> Any:
+    """Floats rounded, and those that JSON has no word for as None."""
+    if isinstance(value, float):
+        return round(value, _DIGITS) if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return value
