@@ -15,9 +15,9 @@ from treedecode import topology
 class CostCurve:
     """Milliseconds of one forward pass of the target over ``n`` rows, from measurements at some row counts.
 
-    Between two measured counts the cost is interpolated. Below the first it is the first. Beyond the last it grows by
-    the slope of the last piece or by the mean slope of the whole curve, whichever is steeper, so that a flat last
-    piece does not promise rows for nothing; a curve of one point grows in proportion.
+    Between two measured counts the cost is interpolated. Below the first it is the first. Beyond the last it
+    grows by the slope of the last piece or by the mean slope of the whole curve, whichever is steeper, so
+    that a flat last piece does not promise rows for nothing; a curve of one point grows in proportion.
 
     Args:
         rows: row counts (root included), at least 1, strictly increasing.
@@ -50,8 +50,8 @@ class CostCurve:
     def fit(cls, rows: Sequence[int], ms: Sequence[float]) -> CostCurve:
         """Build from raw measurements, which may repeat a row count, stand in any order and be noisy.
 
-        Repeats are reduced to their median; then the nearest curve that never falls is taken (least squares, by
-        pooling adjacent violators).
+        Repeats are reduced to their median; then the nearest curve that never falls is taken (least squares,
+        by pooling adjacent violators).
 
         Raises:
             TypeError, ValueError: as the class, save for the order of the counts and of the times.

@@ -18,10 +18,10 @@ class RankProbs:
     """Acceptance probability of a candidate by its rank, for every depth alike or depth by depth.
 
     Args:
-        rank_probs: ``[ranks]`` numbers: the probability that the candidate of that rank is the target's next token,
-            given that its parent was accepted. Or one such row per depth (rows may differ in length): row 0 holds the
-            candidates at depth 1, and nothing below the last row is ever accepted. A rank beyond its row has
-            probability 0.
+        rank_probs: ``[ranks]`` numbers: the probability that the candidate of that rank is the target's next
+            token, given that its parent was accepted. Or one such row per depth (rows may differ in length):
+            row 0 holds the candidates at depth 1, and nothing below the last row is ever accepted. A rank
+            beyond its row has probability 0.
 
     Raises:
         TypeError: an entry is not a number, or ``rank_probs`` mixes numbers and rows.
@@ -56,8 +56,8 @@ def expected_tokens(
 ) -> float:
     """Expected emitted tokens per step, E[L]: 1 plus the reach probability of every drafted node.
 
-    The reach of a node is the product of the acceptance probabilities on its path (Sequoia, arXiv:2402.12374, section
-    3.1: the positional acceptance assumption).
+    The reach of a node is the product of the acceptance probabilities on its path (Sequoia, arXiv:2402.12374,
+    section 3.1: the positional acceptance assumption).
 
     Args:
         shape: the tree; its rank paths choose the probabilities.
@@ -92,7 +92,9 @@ def _check_row(row: list, where: str) -> tuple[float, ...]:
     if not row:
         raise ValueError(f"rank probabilities{where} must have at least one entry, got none")
     for rank, value in enumerate(row):
-        if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+        if isinstance(value, (bool, np.bool_)) or not isinstance(
+            value, (int, float, np.integer, np.floating)
+        ):
             raise TypeError(f"rank probabilities must be numbers: rank {rank}{where} is {value!r}")
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"rank probabilities must be in [0, 1]: rank {rank}{where} has {value}")

@@ -18,18 +18,18 @@ def choose_budget(
 ) -> int:
     """Number of drafted nodes that gives the most tokens per millisecond.
 
-    A tree of the first ``n`` nodes emits ``E(n) = 1 + sum(reach[:n])`` tokens and costs ``c(n) = cost.ms(1 + n)``.
-    Every ``n`` is looked at: real kernels have staircase costs, at which a rule that stops once a node no longer pays
-    would stop too early. The smallest ``n`` wins a tie.
+    A tree of the first ``n`` nodes emits ``E(n) = 1 + sum(reach[:n])`` tokens and costs ``c(n) = cost.ms(1 +
+    n)``. Every ``n`` is looked at: real kernels have staircase costs, at which a rule that stops once a node
+    no longer pays would stop too early. The smallest ``n`` wins a tie.
 
     Args:
         reach: reach probability of every drafted node, best first, as ``exp(tree.scores[1:])``.
         cost: milliseconds by number of rows.
         max_drafted: never return more.
-        rate: tokens per millisecond that decoding reaches in the long run, if known. ``None`` maximises ``E(n) / c(n)``
-            of this step alone. With a rate, ``E(n) - rate * c(n)`` is maximised: the time of this step is then valued
-            at what it could earn elsewhere, which is the optimum over a run of unequal steps (larger trees where the
-            drafts are good, smaller ones where they are poor).
+        rate: tokens per millisecond that decoding reaches in the long run, if known. ``None`` maximises
+            ``E(n) / c(n)`` of this step alone. With a rate, ``E(n) - rate * c(n)`` is maximised: the time of
+            this step is then valued at what it could earn elsewhere, which is the optimum over a run of
+            unequal steps (larger trees where the drafts are good, smaller ones where they are poor).
 
     Returns:
         0 (plain decoding) to ``min(len(reach), max_drafted)``.
@@ -55,15 +55,13 @@ def choose_budget(
     return best
 
 
-def plan_tree(
-    rank_probs: ArrayLike | Sequence[float] | Sequence[Sequence[float]], budget: int
-) -> TreeShape:
+def plan_tree(rank_probs: ArrayLike | Sequence[float] | Sequence[Sequence[float]], budget: int) -> TreeShape:
     """The tree of at most ``budget`` drafted nodes with the highest expected tokens.
 
-    A child's reach is never higher than its parent's, so the best tree of ``n`` nodes is the ``n`` nodes of highest
-    reach, found best first (OPT-Tree, arXiv:2406.17276, and Sequoia, arXiv:2402.12374, give the same optimum). Nodes
-    come out in descending reach (ties: smaller depth, then the order in which they were found), so every prefix is the
-    plan for that smaller budget.
+    A child's reach is never higher than its parent's, so the best tree of ``n`` nodes is the ``n`` nodes of
+    highest reach, found best first (OPT-Tree, arXiv:2406.17276, and Sequoia, arXiv:2402.12374, give the same
+    optimum). Nodes come out in descending reach (ties: smaller depth, then the order in which they were
+    found), so every prefix is the plan for that smaller budget.
 
     Args:
         rank_probs: by rank ``[ranks]``, or one row per depth; see ``RankProbs``.

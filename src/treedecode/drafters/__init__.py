@@ -2,6 +2,43 @@
 
 from __future__ import annotations
 
-from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
+from collections.abc import Callable
 
-__all__ = ["DraftContext", "Drafter", "VerifiedRows"]
+from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
+from treedecode.drafters.merged import MergedDrafter
+from treedecode.drafters.prompt_lookup import PromptLookupDrafter
+
+__all__ = [
+    "DRAFTERS",
+    "DraftContext",
+    "Drafter",
+    "MergedDrafter",
+    "PromptLookupDrafter",
+    "VerifiedRows",
+    "make_drafter",
+]
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "merged": MergedDrafter,
+    "recycling": lambda: MergedDrafter("recycling", suffix=False),
+    "suffix": lambda: MergedDrafter("suffix", recycling=False),
+    "prompt-lookup": PromptLookupDrafter,
+}
+
+
+def make_drafter(drafter: str | Drafter = "merged") -> Drafter:
+    """A fresh drafter by name; an object with the ``Drafter`` methods is returned as it is.
+
+    Raises:
+        ValueError: no drafter has this name; the message lists those that do.
+        TypeError: the object is no drafter.
+    """
+    if isinstance(drafter, str):
+        if drafter not in DRAFTERS:
+            raise ValueError(f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter!r}")
+        return DRAFTERS[drafter]()
+    if not isinstance(drafter, Drafter):
+        raise TypeError(
+            f"a drafter must have name, begin(prompt_ids) and propose(context), got {type(drafter).__name__}"
+        )
+    return drafter

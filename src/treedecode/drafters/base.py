@@ -34,7 +34,8 @@ class DraftContext:
     """All that a drafter may look at in one step.
 
     Attributes:
-        token_ids: prompt and emitted tokens; the last one is the root. Shared with the engine and growing between
+        token_ids: prompt and emitted tokens; the last one is the root. Shared with the engine and growing
+            between
             calls: read only.
         prompt_len: number of prompt tokens.
         max_drafted: never return more drafted nodes.
@@ -53,7 +54,8 @@ class DraftContext:
 class Drafter(Protocol):
     """Proposes a tree per step. One drafter serves one request at a time.
 
-    Same calls, same trees: ties are broken by score (descending), then depth, then insertion order, never at random.
+    Same calls, same trees: ties are broken by score (descending), then depth, then insertion order, never at
+    random.
     """
 
     name: str
@@ -66,7 +68,7 @@ class Drafter(Protocol):
         """Draft a tree whose root is ``context.token_ids[-1]``.
 
         Returns:
-            Nodes in descending reach, so that every prefix is the best smaller tree; ``scores`` are log reach if the
-            drafter can estimate it, else ``None``.
+            Nodes in descending reach, so that every prefix is the best smaller tree; ``scores`` are log reach
+            if the drafter can estimate it, else ``None``.
         """
         ...
