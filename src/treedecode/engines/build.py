@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from treedecode.cost import CostCurve
-from treedecode.engines.candidates import top_candidates
 from treedecode.engines.fused import FusedDecoder, unfused_reason
 from treedecode.engines.hf_forward import TransformersDecoder, refuse_unsupported
 from treedecode.engines.loop import NUM_CANDIDATES
@@ -24,7 +24,9 @@ _COST_PREFIX = 64
 _COST_REPEATS = 3
 
 
-def build_target(model: Any, consume: bool, implementation: Implementation = "auto") -> Target:
+def build_target(
+    model: Any, consume: bool, implementation: Implementation = "auto", checkpoint: Path | None = None
+) -> Target:
     """A checked :class:`Target` for a transformers model.
 
     Args:
@@ -32,6 +34,7 @@ def build_target(model: Any, consume: bool, implementation: Implementation = "au
         consume: The target may take the model's weights apart (packing frees them); the model must not be used after.
         implementation: "fused" and "transformers" insist on one; "auto" takes fused where the family has it and it
             gives the model's own logits.
+        checkpoint: Folder the model was loaded from, see ``FusedDecoder``.
 
     Raises:
         UnsupportedModelError: The model cannot verify trees, or not with the implementation asked for.
@@ -48,7 +51,7 @@ def build_target(model: Any, consume: bool, implementation: Implementation = "au
             expected = reference_logits(model)
             reason = check_against(FusedDecoder(model, consume=False), expected)
             if not reason:
-                target = FusedDecoder(model, consume=consume)
+                target = FusedDecoder(model, consume=consume, checkpoint=checkpoint)
                 if consume and (wrong := check_against(target, expected)):
                     raise UnsupportedModelError(
                         f"packing the linear layers of {model_type!r} went wrong: {wrong}"
@@ -75,8 +78,7 @@ def measure_cost(target: Target) -> CostCurve:
             began = time.perf_counter()
             tokens = [token % target.vocab_size for token in range(1, rows + 1)]
             step = StepInput.of_chain(tokens, _COST_PREFIX, target.device, target.dtype)
-            logits = target.logits(target.forward(step, cache))
-            top_candidates(logits, min(NUM_CANDIDATES, target.vocab_size))[1].cpu()
+            target.top(target.forward(step, cache), min(NUM_CANDIDATES, target.vocab_size))[1].cpu()
             if repeat:  # the first round warms up
                 times[rows].append(1e3 * (time.perf_counter() - began))
     return CostCurve.fit(_COST_ROWS, [statistics.median(times[rows]) for rows in _COST_ROWS])

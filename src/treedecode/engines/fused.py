@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from torch.nn import functional as F
 
 from treedecode.attention.grouped import tree_attention
 from treedecode.engines.cache import KVCache, LayerSpec
+from treedecode.engines.checkpoint import mapped_like
+from treedecode.engines.head import Head, choose_head
 from treedecode.engines.linear import Linear
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target
@@ -72,23 +75,22 @@ class FusedDecoder(Target):
         model: A transformers ``*ForCausalLM``.
         consume: Free each weight of ``model`` once it is packed; ``model`` is unusable afterwards. Without it the
             weights are shared and nothing is packed.
+        checkpoint: Folder the model was loaded from; lets the embedding table stay on disk where that is possible.
     """
 
     implementation = "fused"
 
-    def __init__(self, model: Any, consume: bool) -> None:
+    def __init__(self, model: Any, consume: bool, checkpoint: Path | None = None) -> None:
         config, inner = model.config, model.model
         family = FAMILIES[config.model_type]
         embedding = inner.embed_tokens.weight
         self.dtype, self.device = embedding.dtype, embedding.device
         self.vocab_size = model.lm_head.weight.shape[0]
         self.max_positions = config.max_position_embeddings
-        # A copy of its own lets go of the checkpoint's file mapping, which else stays resident beside the packed weights.
-        self._embedding = embedding.detach().clone() if consume else embedding.detach()
         self._embedding_scale = _embedding_scale(inner.embed_tokens, family)
         self._rotary = inner.rotary_emb
         self._rope_key = getattr(config, "layer_types", None) if config.model_type == "gemma3_text" else None
-        self._softcap = getattr(config, "final_logit_softcapping", None)
+        softcap = getattr(config, "final_logit_softcapping", None)
         heads, head_dim = config.num_attention_heads, inner.layers[0].self_attn.head_dim
         windows = layer_windows(config)
         self.layer_specs = [LayerSpec(config.num_key_value_heads, head_dim, window) for window in windows]
@@ -98,10 +100,25 @@ class FusedDecoder(Target):
             self._layers.append(_FusedLayer(layer, family, heads, self.layer_specs[index], rope_key, consume))
         self._norm = _norm_weight(inner.norm, family)
         self._eps = config.rms_norm_eps
-        self._head = Linear([model.lm_head.weight], [model.lm_head.bias], pack=consume)
+        linear = Linear([model.lm_head.weight], [model.lm_head.bias], pack=consume)
+        self.linear_kind = "onednn-prepacked" if linear.packed else "torch"
+        self._head = Head(linear, softcap)
+        self._embedding = embedding.detach()
         if consume:
+            # From here on nothing may hold the checkpoint's first mapping: packing made all of it resident.
+            tied = model.lm_head.weight is embedding
+            mapped = mapped_like(checkpoint, "embed_tokens.weight", self._embedding) if checkpoint else None
+            self._embedding = self._embedding.clone() if mapped is None else mapped
+            if (
+                mapped is not None
+                and tied
+                and linear.packed
+                and softcap is None
+                and model.lm_head.bias is None
+            ):
+                self._head = choose_head(self._head, mapped)
             _free(model.lm_head)
-        self.linear_kind = "onednn-prepacked" if self._head.packed else "torch"
+        self.head_kind = self._head.kind
         self._tables: dict[str | None, tuple[Tensor, Tensor]] = {}
 
     def forward(self, step: StepInput, cache: KVCache, keep_rows: int | None = None) -> Tensor:
@@ -116,10 +133,10 @@ class FusedDecoder(Target):
         return F.rms_norm(hidden, self._norm.shape, self._norm, self._eps)
 
     def logits(self, features: Tensor) -> Tensor:
-        logits = self._head(features)
-        if self._softcap is not None:
-            logits = torch.tanh(logits / self._softcap) * self._softcap
-        return logits
+        return self._head.logits(features)
+
+    def top(self, features: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        return self._head.top(features, count)
 
     def _rotations(self, step: StepInput, capacity: int) -> dict[str | None, tuple[Tensor, Tensor]]:
         """Cosine and signed sine rows ``[N, 1, head_dim]`` of the step's positions, per kind of layer."""
@@ -202,7 +219,9 @@ class _FusedLayer:
 
 
 def _norm_weight(norm: Any, family: Family) -> Tensor:
-    return norm.weight.detach() + family.norm_offset  # always a new tensor: it must not hold the checkpoint's file
+    return (
+        norm.weight.detach() + family.norm_offset
+    )  # always a new tensor: it must not hold the checkpoint's file
 
 
 def _embedding_scale(embedding: nn.Module, family: Family) -> Tensor | None:

@@ -68,6 +68,11 @@ class LoadedModel:
         """Code that runs the linear layers: "onednn-prepacked" or "torch"."""
         return self.target.linear_kind
 
+    @property
+    def head(self) -> str:
+        """Code that finds the best tokens of the vocabulary: "float32" or "bfloat16-screened" (exact all the same)."""
+        return self.target.head_kind
+
 
 def load(
     name_or_path: str | Path = "default",
@@ -110,7 +115,7 @@ def load(
         model = model.to(where).eval()
         eos = model.generation_config.eos_token_id
         config = model.config
-        target = build_target(model, consume=True, implementation=implementation)
+        target = build_target(model, consume=True, implementation=implementation, checkpoint=path)
         if target.implementation == "fused":
             del model
     with stage("Measuring the cost of a step"):

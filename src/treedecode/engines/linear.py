@@ -42,6 +42,11 @@ def can_pack(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and probe_prepack() == ""
 
 
+def pack_rows(weight: Tensor) -> Tensor:
+    """A copy of ``weight`` (``[out, in]``) in oneDNN's own layout for thin inputs."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PACK_ROWS)
+
+
 class Linear(nn.Module):
     """``x @ weight.T + bias`` for inference; several weights with the same input become one product.
 

@@ -37,8 +37,8 @@ class Verified:
     Attributes:
         choices: int64 ``[N]``, the target's own choice after each node.
         top_ids: int64 ``[N, k]``, its best next tokens.
-        top_logits: float64 ``[N, k]``, their logits, descending.
-        log_norm: float64 ``[N]``, log of the softmax denominator; None unless asked for.
+        top_logits: float32 ``[N, k]``, their logits, descending.
+        log_norm: float32 ``[N]``, log of the softmax denominator; None unless asked for.
     """
 
     choices: list[int]
@@ -116,7 +116,7 @@ class Decoder:
             tail.append(target.forward(step, self.cache, keep_rows))
             self.cache.length += len(chunk)
             self.stats.num_prefill_passes += 1
-        verified = self._judge(target.logits(tail[-1][-1:]), DraftTree.root_only(prompt[-1]))
+        verified = self._judge(tail[-1][-1:], DraftTree.root_only(prompt[-1]))
         self._prompt_features = torch.cat(tail)[-shown:] if shown else None
         token_ids, reason = truncate_at_stop(verified.choices, request.stop_ids, self._max_new_tokens)
         self._token_ids.extend(token_ids)
@@ -148,18 +148,18 @@ class Decoder:
         stats.end_phase("draft")
         step = StepInput.of_tree(tree, prefix_len, target.device, target.dtype)
         stats.end_phase("prepare")
-        logits = target.logits(target.forward(step, self.cache))
+        features = target.forward(step, self.cache)
         stats.end_phase("forward")
-        verified = self._judge(logits, tree)
-        stats.end_phase("select")
+        verified = self._judge(features, tree)
+        stats.end_phase("head")
         walked = accept_greedy(tree, verified.choices)
         token_ids, reason = truncate_at_stop(walked.token_ids, self._request.stop_ids, remaining)
         accepted = walked.cut(len(token_ids))
         self.cache.commit(accepted.path)
         if self._drafter is not None:
-            logits32 = verified.top_logits.astype(np.float32)
             path = tuple(accepted.path)
-            self._rows.append(VerifiedRows(tree, len(self._token_ids) - 1, path, verified.top_ids, logits32))
+            root_index = len(self._token_ids) - 1
+            self._rows.append(VerifiedRows(tree, root_index, path, verified.top_ids, verified.top_logits))
         self._token_ids.extend(token_ids)
         stats.end_phase("commit")
         stats.end_step(tree.num_drafted, accepted.num_accepted, len(token_ids))
@@ -180,32 +180,46 @@ class Decoder:
         check_draft(tree, self._token_ids[-1], self._target.vocab_size, self._drafter.name)
         return tree if self._planner is None else self._planner.cut(tree)
 
-    def _judge(self, logits: Tensor, tree: DraftTree) -> Verified:
+    def _judge(self, features: Tensor, tree: DraftTree) -> Verified:
         """The target's choice and best candidates after every node; the one host synchronisation of a step."""
-        request = self._request
-        params = request.sampling
-        if params.penalised:
-            history = torch.tensor(sorted(set(self._token_ids)), device=logits.device)
-            logits = apply_repetition_penalty(logits, tree, history, params.repetition_penalty or 1.0)
-        uniforms = None
-        if not params.greedy:
-            first = len(self._token_ids) - len(request.prompt_ids)
-            drawn = keyed_uniforms(params.seed, [first + depth for depth in tree.shape.depth_tuple])
-            uniforms = torch.from_numpy(drawn).to(logits.device)
+        params, target = self._request.sampling, self._target
         wants_rows = self._drafter is not None or self._observer is not None
-        count = min(NUM_CANDIDATES if wants_rows else 1, logits.shape[1])
-        values, ids = top_candidates(logits, count)
-        choices = choose(logits, params, uniforms, ids)
-        columns = [choices[:, None].double(), ids.double(), values.double()]
-        if self._observer is not None:
-            columns.append(logits.double().logsumexp(-1, keepdim=True))
+        count = min(NUM_CANDIDATES if wants_rows else 1, target.vocab_size)
+        log_norm = None
+        if params.greedy and not params.penalised and self._observer is None:
+            values, ids = target.top(features, count)
+            choices = ids[:, 0]
+        else:
+            logits = self._penalise(target.logits(features), tree)
+            values, ids = top_candidates(logits, count)
+            choices = choose(logits, params, self._uniforms(tree), ids)
+            log_norm = logits.float().logsumexp(-1, keepdim=True) if self._observer is not None else None
+        # one table of integers, so that one transfer brings everything to the host
+        columns = [choices[:, None], ids, _bits(values)] + ([] if log_norm is None else [_bits(log_norm)])
         table = torch.cat(columns, dim=1).cpu().numpy()
+        floats = np.ascontiguousarray(table[:, 1 + count :].astype(np.int32)).view(np.float32)
         return Verified(
-            [int(choice) for choice in table[:, 0]],
-            table[:, 1 : 1 + count].astype(np.int64),
-            table[:, 1 + count : 1 + 2 * count],
-            table[:, -1] if self._observer is not None else None,
+            table[:, 0].tolist(),
+            table[:, 1 : 1 + count],
+            floats[:, :count],
+            None if log_norm is None else floats[:, count],
         )
+
+    def _penalise(self, logits: Tensor, tree: DraftTree) -> Tensor:
+        params = self._request.sampling
+        if not params.penalised:
+            return logits
+        history = torch.tensor(sorted(set(self._token_ids)), device=logits.device)
+        return apply_repetition_penalty(logits, tree, history, params.repetition_penalty or 1.0)
+
+    def _uniforms(self, tree: DraftTree) -> Tensor | None:
+        """One uniform per node, keyed by the output position of the token after it; None for greedy."""
+        params = self._request.sampling
+        if params.greedy:
+            return None
+        first = len(self._token_ids) - len(self._request.prompt_ids)
+        drawn = keyed_uniforms(params.seed, [first + depth for depth in tree.shape.depth_tuple])
+        return torch.from_numpy(drawn).to(self._target.device)
 
     @torch.inference_mode()
     def _read_prompt_rows(self) -> None:
@@ -214,7 +228,7 @@ class Decoder:
         if features is None:
             return
         count = min(NUM_CANDIDATES, self._target.vocab_size)
-        parts = [top_candidates(self._target.logits(rows), count) for rows in features.split(_HEAD_CHUNK)]
+        parts = [self._target.top(rows, count) for rows in features.split(_HEAD_CHUNK)]
         values = torch.cat([part[0] for part in parts]).float().cpu().numpy()
         ids = torch.cat([part[1] for part in parts]).cpu().numpy()
         prompt = self._request.prompt_ids
@@ -222,6 +236,11 @@ class Decoder:
         nodes = range(len(ids))
         tree = DraftTree.trusted([node - 1 for node in nodes], prompt[first:])
         self._rows.append(VerifiedRows(tree, first, tuple(nodes), ids, values))
+
+
+def _bits(values: Tensor) -> Tensor:
+    """Float32 bit patterns as int64, to travel with ids."""
+    return values.float().contiguous().view(torch.int32).long()
 
 
 def check_draft(tree: DraftTree, root: int, vocab_size: int, drafter: str) -> None:

@@ -164,7 +164,12 @@ def choose(
         return (top_candidates(logits, 1)[1] if ids is None else ids)[:, 0]
     if uniforms is None:
         raise ValueError("sampling needs one uniform per row, got None")
-    cumulative = processed_probs(logits, params).cumsum(-1, dtype=torch.float64)
-    points = (uniforms * cumulative[:, -1])[:, None]
+    # MPS has no float64
+    wide = torch.float32 if logits.device.type == "mps" else torch.float64
+    cumulative = processed_probs(logits, params).cumsum(-1, dtype=wide)
+    total = cumulative[:, -1:]
+    points = torch.minimum(
+        uniforms[:, None].to(wide) * total, torch.nextafter(total, torch.zeros_like(total))
+    )
     # right: the first id whose cumulative probability exceeds the point, so an id of probability 0 is never drawn
-    return torch.searchsorted(cumulative, points, right=True).clamp_(max=logits.shape[-1] - 1)[:, 0]
+    return torch.searchsorted(cumulative, points, right=True)[:, 0]

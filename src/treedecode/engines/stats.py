@@ -23,8 +23,8 @@ class GenerationStats:
         decode_ms: From the first token to the last.
         draft_ms: Part of ``decode_ms`` spent drafting and choosing the tree size.
         prepare_ms: ... spent on positions and masks.
-        forward_ms: ... spent in the target: layers and vocabulary head.
-        select_ms: ... spent on choices and top candidates over the vocabulary.
+        forward_ms: ... spent in the layers of the target.
+        head_ms: ... spent on the vocabulary head, the target's choices and its top candidates.
         commit_ms: ... spent walking the tree and compacting the cache.
     """
 
@@ -41,7 +41,7 @@ class GenerationStats:
     draft_ms: float
     prepare_ms: float
     forward_ms: float
-    select_ms: float
+    head_ms: float
     commit_ms: float
 
     @property
@@ -60,7 +60,7 @@ class GenerationStats:
         return 1e3 * sum(self.emitted_per_step) / self.decode_ms if self.decode_ms and self.num_steps else 0.0
 
 
-PHASES = ("draft", "prepare", "forward", "select", "commit")
+PHASES = ("draft", "prepare", "forward", "head", "commit")
 
 
 @dataclass

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from treedecode.engines.candidates import top_candidates
 from treedecode.engines.cache import KVCache, LayerSpec
 from treedecode.engines.step import StepInput
 
@@ -22,6 +23,7 @@ class Target(ABC):
     Attributes:
         implementation: Short name of the code that runs the layers, as reported to users.
         linear_kind: Short name of the code that runs the linear layers.
+        head_kind: Short name of the code that finds the best tokens of the vocabulary.
         layer_specs: One per attention layer.
         dtype: Of activations and cache.
         device: Where the model lives.
@@ -31,6 +33,7 @@ class Target(ABC):
 
     implementation: str
     linear_kind: str
+    head_kind: str = "float32"
     layer_specs: Sequence[LayerSpec]
     dtype: torch.dtype
     device: torch.device
@@ -59,3 +62,7 @@ class Target(ABC):
     @abstractmethod
     def logits(self, features: Tensor) -> Tensor:
         """Next-token logits ``[rows, vocab]`` of some rows of what :meth:`forward` returned."""
+
+    def top(self, features: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Best ``count`` logits and ids of each row, as ``top_candidates`` gives them; may skip the full logits."""
+        return top_candidates(self.logits(features), count)

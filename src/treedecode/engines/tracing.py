@@ -64,7 +64,7 @@ class TraceObserver:
                 top_ids=verified.top_ids.tolist(),
                 top_logprobs=logprobs.tolist(),
                 draft_ms=step_ms["draft"],
-                verify_ms=step_ms["prepare"] + step_ms["forward"] + step_ms["select"],
+                verify_ms=step_ms["prepare"] + step_ms["forward"] + step_ms["head"],
                 commit_ms=step_ms["commit"],
             )
         )
