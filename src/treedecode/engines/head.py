@@ -21,8 +21,8 @@ from torch import Tensor
 from treedecode.engines.candidates import order_candidates, top_candidates
 from treedecode.engines.linear import Linear, pack_rows
 
-# Candidates per row that are scored in float32; on text the bound leaves under ten.
-_POOL = 32
+# Candidates per row that are scored in float32: on text the bound leaves under ten, on noise some hundreds.
+_POOLS = (32, 1024)
 # Relative rounding of a bfloat16 result (half of this, doubled for safety).
 _RESULT_ROUNDING = 2.0**-8
 _FLOAT32_ROUNDING = 2.0**-23
@@ -60,6 +60,9 @@ class ScreenedHead(Head):
     ``top`` gives the exact greedy choice and exact values; beyond the first place an id can be missing only where more
     than 32 logits lie within the bfloat16 error of each other.
 
+    Attributes:
+        num_fallbacks: Rows that needed full logits so far.
+
     Args:
         linear: The float32 head, for full logits.
         weight: Its float32 weight ``[vocab, hidden]``; rows are read when they are scored, so it may be file-backed.
@@ -82,19 +85,35 @@ class ScreenedHead(Head):
         self.num_fallbacks = 0
 
     def top(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        if count > _POOL:
+        if count > _POOLS[0]:
             return super().top(hidden, count)
         rounded = hidden.bfloat16()
-        rough, ids = top_candidates(_packed_product(rounded, self._packed), _POOL)
-        rough = rough.float()
-        if not bool((rough[:, -1] < self._threshold(hidden, rounded.float(), rough[:, 0])).all()):
-            self.num_fallbacks += 1
-            return super().top(hidden, count)
+        rough = _packed_product(rounded, self._packed)
+        values, ids, sure = self._score(hidden, rounded, rough, _POOLS[0], count)
+        for pool in (*_POOLS[1:], None):
+            if bool(sure.all()):
+                break
+            again = (~sure).nonzero()[:, 0]
+            rows = hidden[again]
+            if pool is None or pool >= rough.shape[1]:
+                self.num_fallbacks += len(again)
+                values[again], ids[again] = super().top(rows, count)
+                break
+            values[again], ids[again], sure[again] = self._score(rows, rounded[again], rough[again], pool, count)
+        return values, ids
+
+    def _score(
+        self, hidden: Tensor, rounded: Tensor, rough: Tensor, pool: int, count: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores the ``pool`` roughly best ids of each row in float32: values, ids, and whether the first is sure."""
+        rough_values, ids = top_candidates(rough, pool)
+        rough_values = rough_values.float()
+        sure = rough_values[:, -1] < self._threshold(hidden, rounded.float(), rough_values[:, 0])
         ids = ids.sort(-1).values
         rows = self._weight.index_select(0, ids.flatten()).view(*ids.shape, -1)
         values = torch.bmm(rows, hidden.unsqueeze(-1)).squeeze(-1)
         values, ids = order_candidates(values, ids)
-        return values[:, :count], ids[:, :count]
+        return values[:, :count], ids[:, :count], sure
 
     def _threshold(self, hidden: Tensor, rounded: Tensor, best: Tensor) -> Tensor:
         """Rough logits below this cannot be the arg max; ``[N]``."""
@@ -128,7 +147,7 @@ def choose_head(plain: Head, weight: Tensor, num_rows: int = 8) -> Head:
         for head in (plain, screened):
             began = time.perf_counter()
             if head is screened:
-                top_candidates(_packed_product(hidden.bfloat16(), screened._packed), _POOL)
+                top_candidates(_packed_product(hidden.bfloat16(), screened._packed), _POOLS[0])
             else:
                 head.top(hidden, 1)
             times[head.kind] = min(times.get(head.kind, float("inf")), time.perf_counter() - began)
