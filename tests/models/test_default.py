@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 from transformers import AutoTokenizer
 
-from models import tiny_gguf
+from tests.models import tiny_gguf
 from treedecode.models import ModelNotFoundError, default, gemma, resolve_model
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from models import tiny_gguf
+from tests.models import tiny_gguf
 from treedecode.models import resolve_model
 from treedecode.models.gemma import convert_gemma
 from treedecode.models.gguf_file import GgufFile

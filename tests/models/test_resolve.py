@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import huggingface_hub
+import numpy as np
 import pytest
 from huggingface_hub import errors
+from safetensors.numpy import save_file
 
 from treedecode.models import ModelNotFoundError, resolve_model
-
-FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 @pytest.fixture
 def folder(tmp_path):
-    for name in FILES:
+    for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_text("{}")
+    save_file({"weight": np.zeros(4)}, tmp_path / "model.safetensors")
     return tmp_path
 
 
@@ -42,6 +43,13 @@ def test_a_folder_is_itself(folder, monkeypatch):
 def test_incomplete_folders(folder, missing, what):
     (folder / missing).unlink()
     assert what in message_of(str(folder))
+
+
+def test_damaged_weights(folder):
+    whole = (folder / "model.safetensors").read_bytes()
+    for damaged in (b"", b"text, not tensors", whole[:-1]):
+        (folder / "model.safetensors").write_bytes(damaged)
+        assert "model.safetensors is damaged" in message_of(str(folder))
 
 
 def test_a_file_is_no_model(folder):

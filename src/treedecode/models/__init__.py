@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treedecode.models.errors import ModelNotFoundError
-from treedecode.models.progress import Progress
+from treedecode.models.progress import Progress, quiet_transformers
 from treedecode.models.resolve import DEFAULT_NAME, resolve_model
 
-__all__ = ["DEFAULT_NAME", "ModelNotFoundError", "Progress", "resolve_model"]
+__all__ = ["DEFAULT_NAME", "ModelNotFoundError", "Progress", "quiet_transformers", "resolve_model"]

@@ -12,3 +12,11 @@ Progress = Callable[[str], AbstractContextManager[Any]]
 def silent(_stage: str) -> AbstractContextManager[Any]:
     """The progress of callers that show none."""
     return nullcontext()
+
+
+def quiet_transformers() -> None:
+    """Switches off transformers' own progress bars and advice, for programs that show their own progress."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()

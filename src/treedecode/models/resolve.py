@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from treedecode.models.default import ensure_default
 from treedecode.models.errors import ModelNotFoundError, first_line
 from treedecode.models.progress import Progress, silent
@@ -67,6 +69,13 @@ def _check_folder(path: Path) -> None:
             raise ModelNotFoundError(
                 f"{path} has no {what}: expected {' or '.join(patterns)} as saved by save_pretrained"
             )
+    for weights in path.glob("*.safetensors"):
+        try:
+            safe_open(
+                weights, "numpy"
+            ).__enter__()  # reads the header and checks it against the file's length
+        except SafetensorError as error:
+            raise ModelNotFoundError(f"{weights} is damaged: {first_line(error)}; get it again") from error
 
 
 def _download(name: str, revision: str | None) -> Path:

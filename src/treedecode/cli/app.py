@@ -1,0 +1,64 @@
+"""The ``treedecode`` command: its subcommands, and how errors leave it.
+
+Exit codes: 0 fine, 1 a check failed, 2 bad input (one line on standard error), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from treedecode import __version__
+from treedecode.cli.doctor import doctor
+from treedecode.cli.generate import generate
+from treedecode.models.default import LICENSE_NOTE
+
+BAD_INPUT = 2
+_EPILOG = f"The default model: {LICENSE_NOTE}"
+
+app = typer.Typer(
+    name="treedecode",
+    help="Exact tree speculative decoding: several tokens per forward pass, the same output as plain decoding.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog=_EPILOG)(generate)
+app.command(epilog=_EPILOG)(doctor)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"treedecode {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None: ...
+
+
+def main(args: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit code.
+
+    Args:
+        args: Arguments after the program's name; None takes those of the process.
+    """
+    try:
+        return app(args, prog_name="treedecode", standalone_mode=False) or 0
+    except typer.TyperException as error:
+        if message := " ".join(error.format_message().split()):  # without arguments the help is the message
+            print(f"treedecode: {message}", file=sys.stderr)
+        return BAD_INPUT
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -1,0 +1,142 @@
+"""``treedecode doctor``: what runs on this machine, and why not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from treedecode import __version__
+from treedecode.cli.progress import Stages
+from treedecode.models.default import LICENSE_NOTE, default_model_dir, is_converted, missing_extra
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: What.
+        works: Whether it can be used here.
+        detail: What there is, or why not and what to do.
+    """
+
+    name: str
+    works: bool
+    detail: str
+
+
+def doctor(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of a table.")
+    ] = False,
+) -> int:
+    """Show what runs on this machine, and why not.
+
+    Exits with 1 if no model can be run at all.
+    """
+    with Stages()("Looking at this machine"):
+        findings = examine()
+    healthy = all(finding.works for finding in findings if finding.name in ("torch", "transformers"))
+    if as_json:
+        versions = {"treedecode_version": __version__, "healthy": healthy}
+        print(json.dumps(versions | {"findings": [asdict(finding) for finding in findings]}))
+    else:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for finding in findings:
+            table.add_row("yes" if finding.works else "no", finding.name, finding.detail)
+        Console(highlight=False, markup=False, soft_wrap=True).print(table)
+    return 0 if healthy else 1
+
+
+def examine() -> list[Finding]:
+    """Everything that decides what treedecode can do here."""
+    torch = _installed("torch")
+    findings = [
+        Finding("treedecode", True, f"{__version__}, Python {platform.python_version()}, {sys.platform}"),
+        torch,
+        _installed("transformers"),
+    ]
+    if torch.works:
+        findings += [_cpu(), _prepack(), _cuda(), _mps()]
+    return [*findings, _optional("triton"), _default_model(), _vllm()]
+
+
+def _installed(package: str) -> Finding:
+    try:
+        return Finding(package, True, importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(package, False, f"not installed: pip install {package}")
+
+
+def _cpu() -> Finding:
+    import torch
+
+    features = torch.backends.cpu.get_cpu_capability()
+    return Finding("CPU", True, f"{_cpu_name()}, {features} kernels, {torch.get_num_threads()} threads")
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _prepack() -> Finding:
+    from treedecode.engines.linear import probe_prepack
+
+    reason = probe_prepack()
+    return Finding(
+        "oneDNN-prepacked linear layers", not reason, reason or "float32 models on the CPU use them"
+    )
+
+
+def _cuda() -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        return Finding("CUDA", True, ", ".join(names))
+    if torch.version.cuda is None:
+        return Finding("CUDA", False, "this PyTorch is built without it")
+    return Finding("CUDA", False, f"PyTorch is built for CUDA {torch.version.cuda}, but finds no GPU")
+
+
+def _mps() -> Finding:
+    import torch
+
+    if torch.backends.mps.is_available():
+        return Finding("MPS", True, "Apple GPU")
+    return Finding("MPS", False, "needs a Mac with an Apple GPU and PyTorch built for it")
+
+
+def _optional(package: str) -> Finding:
+    found = _installed(package)
+    return found if found.works else Finding(package, False, "not installed (nothing here needs it)")
+
+
+def _default_model() -> Finding:
+    if is_converted():
+        return Finding("default model", True, f"{default_model_dir()}. {LICENSE_NOTE}")
+    if reason := missing_extra():
+        return Finding("default model", False, f"{reason}. {LICENSE_NOTE}")
+    return Finding(
+        "default model", True, f"installed, converted on first use into {default_model_dir()}. {LICENSE_NOTE}"
+    )
+
+
+def _vllm() -> Finding:
+    found = _installed("vllm")
+    return found if found.works else Finding("vllm", False, "not installed: pip install 'treedecode[vllm]'")

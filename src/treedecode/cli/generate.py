@@ -1,0 +1,208 @@
+"""``treedecode generate``: text from a prompt, and a comparison with plain decoding."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+import treedecode as td
+from treedecode.cli.numbers import integer, number
+from treedecode.cli.progress import Stages
+from treedecode.cli.prompt import encode_prompt, read_prompt
+from treedecode.cli.report import Comparison, closing_line, comparison_lines, to_json
+from treedecode.models import quiet_transformers
+
+if TYPE_CHECKING:
+    from treedecode.trace import TraceWriter
+
+CHECK_FAILED = 1
+INTERRUPTED = 130
+
+
+def generate(
+    prompt: Annotated[
+        str | None, typer.Argument(help="Text to continue; or use --file or standard input.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Read the prompt from this file, without its last line break; - is standard input."
+        ),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            help='"default" (Gemma 3 270M, under the Gemma terms of use), a folder in transformers format, or a Hub id.'
+        ),
+    ] = "default",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, mps, ...; the fastest that is there if not given.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16, ...; that of the checkpoint if not given.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(parser=integer, help="Stop after this many tokens.")] = 128,
+    budget: Annotated[
+        str,
+        typer.Option(
+            help='Drafted nodes per step: a number, 0 for plain decoding, or "auto" for as many as pay.'
+        ),
+    ] = "auto",
+    drafter: Annotated[str, typer.Option(help="merged, recycling, suffix or prompt-lookup.")] = "merged",
+    temperature: Annotated[
+        float, typer.Option(parser=number, help="0 takes the likeliest token; above, tokens are sampled.")
+    ] = 0.0,
+    top_k: Annotated[
+        int | None, typer.Option(parser=integer, help="Sample among the k likeliest tokens.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(parser=number, help="Sample from the smallest set with this probability.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option(parser=number, help="Drop tokens below this share of the likeliest one.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(parser=number, help="Above 1 discourages tokens seen before.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(parser=integer, help="The same seed gives the same tokens, at every budget.")
+    ] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Do not apply the chat template of an instruct model.")
+    ] = False,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare", help="Decode plainly as well: is the output identical, and how much slower?"
+        ),
+    ] = False,
+    trace: Annotated[Path | None, typer.Option(help="Write every step to this file as JSON lines.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> int:
+    """Generate text with tree speculative decoding.
+
+    The text goes to standard output, what it took to standard error.
+    """
+    text = read_prompt(prompt, file)
+    options: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "budget": _parse_budget(budget),
+        "drafter": drafter,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+        "stop": stop,
+    }
+    if compare and options["budget"] == 0:
+        raise typer.TyperException(
+            "--compare compares with plain decoding, which --budget 0 is: expected a budget above 0"
+        )
+    stages = Stages()
+    with stages("Starting"), _bad_input():
+        _check(options)
+        quiet_transformers()
+    with _bad_input():
+        loaded = td.load(model, device=device, dtype=dtype, revision=revision, progress=stages)
+    encoded = encode_prompt(loaded.tokenizer, text, raw)
+
+    echo = _no_text if as_json else _print_text
+    if sys.stdout.isatty() and isinstance(encoded, str):
+        echo(f"\x1b[2m{encoded}\x1b[0m")
+    with _open_trace(trace) as writer:
+        generation = _run(loaded, encoded, options, echo, writer)
+    echo("\n")
+    interrupted = generation.finish_reason == "interrupted"
+    comparison = None
+    if compare and not interrupted:
+        with stages("Decoding plainly, to compare"):
+            plain = _run(loaded, encoded, {**options, "budget": 0}, _no_text, None)
+        interrupted = plain.finish_reason == "interrupted"
+        comparison = None if interrupted else Comparison(generation, plain)
+
+    if as_json:
+        print(json.dumps(to_json(loaded, text, options, generation, comparison), ensure_ascii=False))
+    else:
+        lines = comparison_lines(comparison) if comparison else [closing_line(generation)]
+        print(*lines, sep="\n", file=sys.stderr)
+    if interrupted:
+        return INTERRUPTED
+    return CHECK_FAILED if comparison and not comparison.identical else 0
+
+
+def _parse_budget(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.TyperException(
+            f'--budget must be a number of drafted nodes or "auto", got {text!r}'
+        ) from None
+
+
+@contextmanager
+def _bad_input() -> Iterator[None]:
+    """What the library refuses is bad input."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError) as error:
+        raise typer.TyperException(str(error)) from error
+
+
+def _check(options: dict[str, Any]) -> None:
+    """The checks of ``treedecode.stream`` that need no model, so that a typing error costs no loading time."""
+    from treedecode.engines.request import check_budget, check_count
+    from treedecode.engines.sampling import SamplingParams
+
+    check_count("max_new_tokens", options["max_new_tokens"])
+    check_budget(options["budget"])
+    td.make_drafter(options["drafter"])
+    SamplingParams(**{name: options[name] for name in SamplingParams.__dataclass_fields__})
+
+
+@contextmanager
+def _open_trace(path: Path | None) -> Iterator[TraceWriter | None]:
+    with _bad_input():
+        writer = td.TraceWriter(path) if path else None
+    with writer or nullcontext():
+        yield writer
+
+
+def _run(
+    model: td.LoadedModel,
+    prompt: str | list[int],
+    options: dict[str, Any],
+    echo: Callable[[str], None],
+    trace: TraceWriter | None,
+) -> td.Generation:
+    """One generation, echoed as it comes; Ctrl-C ends it and keeps what there is."""
+    with _bad_input():
+        running = td.stream(model, prompt, trace=trace, **options)
+    num_shown = 0
+    try:
+        for chunk in running:
+            echo(chunk.text)
+            num_shown += len(chunk.text)
+    except KeyboardInterrupt:
+        running.close()
+    generation = running.generation
+    echo(generation.text[num_shown:])
+    return generation
+
+
+def _print_text(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _no_text(_text: str) -> None: ...

@@ -1,0 +1,108 @@
+"""What a generation took, for people and for machines."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import treedecode as td
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One prompt decoded with trees and plainly."""
+
+    trees: td.Generation
+    plain: td.Generation
+
+    @property
+    def identical(self) -> bool:
+        """Whether both emitted the same tokens."""
+        return self.trees.token_ids == self.plain.token_ids
+
+    @property
+    def first_difference(self) -> int | None:
+        """Output position of the first token that differs."""
+        if self.identical:
+            return None
+        pairs = enumerate(zip(self.trees.token_ids, self.plain.token_ids, strict=False))
+        shorter = min(len(self.trees.token_ids), len(self.plain.token_ids))
+        return next((position for position, (tree, plain) in pairs if tree != plain), shorter)
+
+    @property
+    def speed_ratio(self) -> float | None:
+        """Decode tokens per second, trees over plain; None where the output is too short to tell."""
+        speeds = self.trees.stats.tokens_per_s, self.plain.stats.tokens_per_s
+        return speeds[0] / speeds[1] if all(speeds) else None
+
+
+def closing_line(generation: td.Generation) -> str:
+    """Counts and speed of one generation, on one line."""
+    stats = generation.stats
+    parts = [
+        f"{stats.num_emitted} tokens ({generation.finish_reason})",
+        f"{stats.tokens_per_s:.1f} tokens/s",
+        f"{stats.num_forward_passes} forward passes",
+    ]
+    if stats.num_drafted:
+        parts.insert(2, f"E[L] {stats.mean_emitted_per_step:.2f}")
+        parts.append(f"{stats.num_drafted} drafted and {stats.num_accepted} accepted nodes")
+    return ", ".join(parts)
+
+
+def comparison_lines(comparison: Comparison) -> list[str]:
+    """Both generations and the verdict."""
+    if comparison.identical:
+        verdict = "identical output"
+    else:
+        verdict = f"NOT identical: output token {comparison.first_difference} is the first that differs"
+    ratio = comparison.speed_ratio
+    speed = "too short to compare speeds" if ratio is None else f"{ratio:.2f}x the speed of plain decoding"
+    return [
+        f"trees: {closing_line(comparison.trees)}",
+        f"plain: {closing_line(comparison.plain)}",
+        f"{verdict}, {speed}",
+    ]
+
+
+def to_json(
+    model: td.LoadedModel,
+    prompt: str,
+    options: dict[str, Any],
+    generation: td.Generation,
+    comparison: Comparison | None,
+) -> dict[str, Any]:
+    """All of it as plain data; ``comparison`` is null without --compare."""
+    return {
+        "treedecode_version": td.__version__,
+        "model": str(model.path),
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "implementation": model.implementation,
+        "linear": model.linear,
+        "prompt": prompt,
+        "options": options,
+        **_generation_json(generation),
+        "comparison": comparison
+        and {
+            "identical": comparison.identical,
+            "first_difference": comparison.first_difference,
+            "speed_ratio": comparison.speed_ratio,
+            "plain": _generation_json(comparison.plain),
+        },
+    }
+
+
+def _generation_json(generation: td.Generation) -> dict[str, Any]:
+    stats = generation.stats
+    return {
+        "text": generation.text,
+        "token_ids": generation.token_ids,
+        "finish_reason": generation.finish_reason,
+        "stats": {
+            **asdict(stats),
+            "total_ms": stats.total_ms,
+            "mean_emitted_per_step": stats.mean_emitted_per_step,
+            "tokens_per_s": stats.tokens_per_s,
+        },
+    }

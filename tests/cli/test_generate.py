@@ -1,0 +1,196 @@
+"""``treedecode generate`` on a tiny model: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from transformers import AutoTokenizer
+
+import treedecode as td
+from treedecode.trace import read_trace
+
+PROMPT = "the tree"
+
+
+@pytest.fixture
+def generate(run, tiny):
+    def generate(*args, stdin=None):
+        return run("generate", "--model", tiny, "--max-new-tokens", 24, *args, stdin=stdin)
+
+    return generate
+
+
+def test_text_to_stdout_numbers_to_stderr(generate, tiny):
+    ran = generate(PROMPT)
+    (expected,) = td.generate(td.load(str(tiny)), PROMPT, max_new_tokens=24)
+    assert (ran.code, ran.out) == (0, expected.text + "\n")
+    closing = ran.err.splitlines()[-1]
+    assert closing.startswith("24 tokens (length), ")
+    for word in ("tokens/s", "E[L]", "forward passes", "drafted", "accepted"):
+        assert word in closing
+
+
+def test_the_prompt_may_come_from_anywhere(generate, tmp_path):
+    expected = generate(PROMPT).out
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT + "\n")
+    assert generate("--file", file).out == expected
+    assert generate("--file", "-", stdin=PROMPT.encode()).out == expected
+    assert generate(stdin=f"{PROMPT}\n".encode()).out == expected
+
+
+def test_only_one_line_break_is_dropped(generate):
+    prompt = json.loads(generate("--json", stdin=b"the\n\n").out)["prompt"]
+    assert prompt == "the\n"
+
+
+def test_json(generate):
+    ran = generate("--json", "--seed", 5, "--temperature", 0.5, "--stop", "zz", PROMPT)
+    found = json.loads(ran.out)
+    assert ran.code == 0
+    assert len(found["token_ids"]) == found["stats"]["num_emitted"] == 24
+    assert found["finish_reason"] == "length"
+    assert found["prompt"] == PROMPT
+    assert found["options"]["seed"] == 5
+    assert found["options"]["stop"] == ["zz"]
+    assert found["comparison"] is None
+    assert {"tokens_per_s", "total_ms", "mean_emitted_per_step"} <= found["stats"].keys()
+
+
+@pytest.mark.parametrize("sampling", [(), ("--temperature", 1, "--top-k", 20, "--seed", 3)])
+def test_compare(generate, sampling):
+    ran = generate("--compare", "--budget", 8, *sampling, PROMPT)
+    trees, plain, verdict = ran.err.splitlines()[-3:]
+    assert ran.code == 0
+    assert trees.startswith("trees: 24 tokens")
+    assert plain.startswith("plain: 24 tokens")
+    assert "drafted" not in plain
+    assert verdict.startswith("identical output, ")
+    assert verdict.endswith("x the speed of plain decoding")
+    comparison = json.loads(generate("--compare", "--json", PROMPT).out)["comparison"]
+    assert comparison["identical"] is True
+    assert comparison["first_difference"] is None
+    assert comparison["speed_ratio"] > 0
+    assert comparison["plain"]["stats"]["num_drafted"] == 0
+
+
+def test_compare_fails_where_the_output_differs(generate, monkeypatch):
+    stream = td.stream
+    # a broken tree decoder: it continues another prompt
+    monkeypatch.setattr(td, "stream", lambda m, p, **o: stream(m, "ab" if o["budget"] else p, **o))
+    ran = generate("--compare", PROMPT)
+    assert ran.code == 1
+    assert "NOT identical: output token 0 is the first that differs" in ran.err
+    comparison = json.loads(generate("--compare", "--json", PROMPT).out)["comparison"]
+    assert (comparison["identical"], comparison["first_difference"]) == (False, 0)
+
+
+def test_compare_fails_where_one_output_goes_on(generate, monkeypatch):
+    stream = td.stream
+
+    def ends_early_with_trees(model, prompt, **options):
+        return stream(model, prompt, **{**options, "max_new_tokens": 20 if options["budget"] else 24})
+
+    monkeypatch.setattr(td, "stream", ends_early_with_trees)
+    ran = generate("--compare", PROMPT)
+    assert ran.code == 1
+    assert "output token 20 is the first" in ran.err
+
+
+def test_too_short_to_compare_speeds(generate):
+    ran = generate("--compare", "--max-new-tokens", 1, PROMPT)
+    assert ran.code == 0
+    assert "identical output, too short to compare speeds" in ran.err
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_few_tokens(generate, count):
+    ran = generate("--max-new-tokens", count, "--json", PROMPT)
+    assert ran.code == 0
+    assert len(json.loads(ran.out)["token_ids"]) == count
+
+
+def test_trace(generate, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    found = json.loads(generate("--json", "--compare", "--trace", path, PROMPT).out)
+    trace = read_trace(path)
+    assert trace.header["settings"]["max_new_tokens"] == 24
+    emitted = [trace.steps[0].token_ids[0], *(token for step in trace.steps for token in step.emitted_ids)]
+    assert emitted == found["token_ids"]
+    assert sum(len(step.parents) - 1 for step in trace.steps) == found["stats"]["num_drafted"]
+
+
+@pytest.fixture
+def instruct(tiny, tmp_path):
+    folder = tmp_path / "instruct"
+    shutil.copytree(tiny, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{{ bos_token }}a{% for m in messages %}{{ m.content }}{% endfor %}b"
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_chat_templates(run, instruct, tiny):
+    args = ("generate", "--json", "--max-new-tokens", 8)
+    templated = json.loads(run(*args, "--model", instruct, "bc").out)
+    by_hand = json.loads(run(*args, "--model", tiny, "abcb").out)
+    raw = json.loads(run(*args, "--model", instruct, "--raw", "bc").out)
+    plain = json.loads(run(*args, "--model", tiny, "bc").out)
+    assert templated["token_ids"] == by_hand["token_ids"]
+    assert raw["token_ids"] == plain["token_ids"]
+    assert templated["stats"]["num_prompt_tokens"] == by_hand["stats"]["num_prompt_tokens"]
+
+
+class Interrupted:
+    """A stream that Ctrl-C hits after some chunks."""
+
+    def __init__(self, running, num_chunks):
+        self._running, self._left = running, num_chunks
+        self.close = running.close
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self._left:
+            raise KeyboardInterrupt
+        self._left -= 1
+        return next(self._running)
+
+    @property
+    def generation(self):
+        return self._running.generation
+
+
+def test_ctrl_c_keeps_what_there_is(generate, monkeypatch):
+    stream = td.stream
+    whole = generate(PROMPT).out
+    monkeypatch.setattr(td, "stream", lambda *a, **o: Interrupted(stream(*a, **o), 4))
+    ran = generate("--compare", "--budget", 2, PROMPT)
+    assert ran.code == 130
+    assert len(ran.out) > 1
+    assert whole.startswith(ran.out.removesuffix("\n"))
+    assert "tokens (interrupted)" in ran.err.splitlines()[-1]
+    found = json.loads(generate("--json", PROMPT).out)
+    assert found["finish_reason"] == "interrupted"
+    assert whole.startswith(found["text"])
+
+
+def test_ctrl_c_while_comparing(generate, monkeypatch):
+    stream = td.stream
+    monkeypatch.setattr(
+        td, "stream", lambda *a, **o: stream(*a, **o) if o["budget"] else Interrupted(stream(*a, **o), 2)
+    )
+    ran = generate("--compare", PROMPT)
+    assert ran.code == 130
+    assert ran.err.splitlines()[-1].startswith("24 tokens (length)")
+
+
+def test_ctrl_c_while_loading(generate, monkeypatch):
+    def load(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(td, "load", load)
+    assert generate(PROMPT).code == 130

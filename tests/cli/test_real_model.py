@@ -1,0 +1,58 @@
+"""The commands as a newcomer types them, on the default model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from treedecode.models import resolve_model
+
+pytestmark = pytest.mark.real_model
+PROMPT = "The history of the bicycle begins in the early nineteenth century, when"
+COMMAND = [sys.executable, "-m", "treedecode", "generate", PROMPT]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def converted():
+    """The conversion has tests of its own, and would lengthen the first test here."""
+    resolve_model("default")
+
+
+def test_compare():
+    ran = subprocess.run(
+        [*COMMAND, "--compare", "--max-new-tokens", "48"], capture_output=True, text=True, check=True
+    )
+    trees, plain, verdict = ran.stderr.splitlines()[-3:]
+    assert trees.startswith("trees: 48 tokens")
+    assert plain.startswith("plain: 48 tokens")
+    assert verdict.startswith("identical output, ")
+    assert len(ran.stdout.split()) > 20
+
+
+def test_json():
+    command = [*COMMAND, "--json", "--max-new-tokens", "16", "--temperature", "0.8", "--seed", "4"]
+    found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert found["stats"]["num_emitted"] == 16
+    assert found["implementation"] == "fused"
+
+
+def test_ctrl_c():
+    process = subprocess.Popen(
+        [*COMMAND, "--max-new-tokens", "4000", "--budget", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    first = process.stdout.read(12)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert first.strip()
+    assert rest.endswith("\n")
+    assert "tokens (interrupted)" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
