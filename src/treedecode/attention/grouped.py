@@ -21,12 +21,24 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scal
     """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads = key.shape[0]
-    group = num_heads // num_kv_heads
-    rows = query.view(num_rows, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    rows = rows.reshape(num_kv_heads, group * num_rows, head_dim)
-    scores = torch.baddbmm(mask.repeat(group, 1), rows, key.transpose(1, 2), alpha=scale)
-    mixed = torch.bmm(
-        scores.softmax(-1, dtype=torch.float32 if scores.dtype.itemsize < 4 else None).to(value.dtype), value
-    )
-    mixed = mixed.view(num_kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3)
-    return mixed.reshape(num_rows, num_heads * head_dim)
+    rows = query.view(num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+    return grouped_attention(rows.reshape(num_kv_heads, -1, head_dim), key, value, mask, scale)
+
+
+def grouped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """:func:`tree_attention` for queries that are grouped already.
+
+    Args:
+        query: ``[num_kv_heads, group * N, head_dim]``, the N rows of one query head together.
+        key, value, mask, scale: As there.
+
+    Returns:
+        ``[N, num_heads * head_dim]``.
+    """
+    num_kv_heads, grouped_rows, head_dim = query.shape
+    num_rows = mask.shape[0]
+    scores = torch.baddbmm(mask.repeat(grouped_rows // num_rows, 1), query, key.transpose(1, 2), alpha=scale)
+    weights = scores.softmax(-1, dtype=torch.float32) if scores.dtype.itemsize < 4 else scores.softmax(-1)
+    mixed = torch.bmm(weights.to(value.dtype), value)
+    mixed = mixed.view(num_kv_heads, -1, num_rows, head_dim).permute(2, 0, 1, 3)
+    return mixed.reshape(num_rows, -1)

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treedecode.attention.grouped import tree_attention
+from treedecode.attention.grouped import grouped_attention
 from treedecode.engines.cache import KVCache, LayerSpec
 from treedecode.engines.checkpoint import mapped_like
 from treedecode.engines.head import Head, choose_head
-from treedecode.engines.linear import Linear
+from treedecode.engines.kernels import Kernels, choose_kernels
+from treedecode.engines.linear import Linear, settle_single_rows
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target
 
@@ -94,11 +95,18 @@ class FusedDecoder(Target):
         heads, head_dim = config.num_attention_heads, inner.layers[0].self_attn.head_dim
         windows = layer_windows(config)
         self.layer_specs = [LayerSpec(config.num_key_value_heads, head_dim, window) for window in windows]
+        kernels = choose_kernels(self.device, self.dtype)
+        self.kernels = kernels.name
         self._layers = []
         for index, layer in enumerate(inner.layers):
             rope_key = self._rope_key[index] if self._rope_key else None
-            self._layers.append(_FusedLayer(layer, family, heads, self.layer_specs[index], rope_key, consume))
-        self._norm = _norm_weight(inner.norm, family)
+            spec = self.layer_specs[index]
+            self._layers.append(_FusedLayer(layer, family, heads, spec, rope_key, kernels, consume))
+        if consume:
+            settle_single_rows([linear for layer in self._layers for linear in layer.linears])
+        # the norm before every layer, and the one after the last
+        norms = [layer.input_layernorm for layer in inner.layers] + [inner.norm]
+        self._norms = [_norm_weight(norm, family) for norm in norms]
         self._eps = config.rms_norm_eps
         linear = Linear([model.lm_head.weight], [model.lm_head.bias], pack=consume)
         self.linear_kind = "onednn-prepacked" if linear.packed else "torch"
@@ -126,11 +134,11 @@ class FusedDecoder(Target):
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale
         rotations = self._rotations(step, cache.capacity)
+        normed = F.rms_norm(hidden, self._norms[0].shape, self._norms[0], self._eps)
         for index, layer in enumerate(self._layers):
-            hidden = layer(hidden, rotations[layer.rope_key], step, *cache.layer(index))
-        if keep_rows is not None:
-            hidden = hidden[-keep_rows:]
-        return F.rms_norm(hidden, self._norm.shape, self._norm, self._eps)
+            rotation = rotations[layer.rope_key]
+            normed = layer(hidden, normed, rotation, step, *cache.layer(index), self._norms[index + 1])
+        return normed if keep_rows is None else normed[-keep_rows:]
 
     def logits(self, features: Tensor) -> Tensor:
         return self._head.logits(features)
@@ -161,20 +169,27 @@ class _FusedLayer:
     """One decoder layer on ``[N, hidden]`` rows."""
 
     def __init__(
-        self, layer: Any, family: Family, heads: int, spec: LayerSpec, rope_key: str | None, consume: bool
+        self,
+        layer: Any,
+        family: Family,
+        heads: int,
+        spec: LayerSpec,
+        rope_key: str | None,
+        kernels: Kernels,
+        consume: bool,
     ) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.rope_key = rope_key
-        self._spec, self._heads, self._scale = spec, heads, attention.scaling
+        self._spec, self._heads, self._scale, self._kernels = spec, heads, attention.scaling, kernels
         self._qkv = _join([attention.q_proj, attention.k_proj, attention.v_proj], consume)
         self._out = _join([attention.o_proj], consume)
         self._gate_up = _join([mlp.gate_proj, mlp.up_proj], consume)
         self._down = _join([mlp.down_proj], consume)
+        self.linears = (self._qkv, self._out, self._gate_up, self._down)
         self._activation: Callable[[Tensor], Tensor] = mlp.act_fn
         self._eps = (
             layer.input_layernorm.eps if family.norm_offset else layer.input_layernorm.variance_epsilon
         )
-        self._input_norm = _norm_weight(layer.input_layernorm, family)
         after = layer.post_attention_layernorm
         self._attention_norm = _norm_weight(after, family) if family.sandwich_norm else None
         before_mlp = layer.pre_feedforward_layernorm if family.sandwich_norm else after
@@ -188,34 +203,28 @@ class _FusedLayer:
             self._qk_weight = torch.stack([query] * heads + [key] * spec.num_kv_heads)
 
     def __call__(
-        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], step: StepInput, keys: Tensor, values: Tensor
+        self,
+        hidden: Tensor,
+        normed: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        step: StepInput,
+        keys: Tensor,
+        values: Tensor,
+        next_norm: Tensor,
     ) -> Tensor:
-        mixed = self._attend(self._norm(hidden, self._input_norm), rotation, step, keys, values)
-        hidden = hidden + (mixed if self._attention_norm is None else self._norm(mixed, self._attention_norm))
-        gate, up = self._gate_up(self._norm(hidden, self._mlp_norm)).chunk(2, dim=-1)
-        mixed = self._down(self._activation(gate) * up)
-        return hidden + (mixed if self._output_norm is None else self._norm(mixed, self._output_norm))
-
-    def _attend(
-        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], step: StepInput, keys: Tensor, values: Tensor
-    ) -> Tensor:
-        spec = self._spec
-        rotated = self._heads + spec.num_kv_heads
-        heads = self._qkv(hidden).view(step.num_rows, rotated + spec.num_kv_heads, spec.head_dim)
-        query_key = heads[:, :rotated]
-        if self._qk_weight is not None:
-            query_key = F.rms_norm(query_key, (spec.head_dim,), None, self._eps) * self._qk_weight
-        cos, sin = rotation
-        query_key = torch.addcmul(query_key * cos, query_key.roll(spec.head_dim // 2, -1), sin)
-        first, last = step.prefix_len, step.prefix_len + step.num_rows
-        keys[:, first:last].copy_(query_key[:, self._heads :].transpose(0, 1))
-        values[:, first:last].copy_(heads[:, rotated:].transpose(0, 1))
+        """Adds this layer to ``hidden`` in place; ``normed`` is its norm, and so is what is returned for the next."""
+        spec, kernels = self._spec, self._kernels
+        heads = self._qkv(normed).view(step.num_rows, -1, spec.head_dim)
+        query = kernels.rotate_and_store(
+            heads, self._qk_weight, *rotation, self._eps, self._heads, keys, values, step.prefix_len
+        )
         start, mask = step.view(spec.window)
-        query = query_key[:, : self._heads]
-        return self._out(tree_attention(query, keys[:, start:last], values[:, start:last], mask, self._scale))
-
-    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(hidden, weight.shape, weight, self._eps)
+        seen = slice(start, step.prefix_len + step.num_rows)
+        mixed = self._out(grouped_attention(query, keys[:, seen], values[:, seen], mask, self._scale))
+        normed = kernels.add_norm(hidden, mixed, self._attention_norm, self._mlp_norm, self._eps)
+        gate, up = self._gate_up(normed).chunk(2, dim=-1)
+        mixed = self._down(self._activation(gate) * up)
+        return kernels.add_norm(hidden, mixed, self._output_norm, next_norm, self._eps)
 
 
 def _norm_weight(norm: Any, family: Family) -> Tensor:
@@ -229,7 +238,9 @@ def _embedding_scale(embedding: nn.Module, family: Family) -> Tensor | None:
 
 
 def _join(linears: list[Any], consume: bool) -> Linear:
-    joined = Linear([linear.weight for linear in linears], [linear.bias for linear in linears], pack=consume)
+    joined = Linear(
+        [linear.weight for linear in linears], [linear.bias for linear in linears], consume, consume
+    )
     if consume:
         for linear in linears:
             _free(linear)

@@ -40,11 +40,15 @@ class Head:
     kind = "float32"
 
     def __init__(self, linear: Linear, softcap: float | None) -> None:
-        self.linear, self._softcap = linear, softcap
+        self._linear, self._softcap = linear, softcap
+
+    def full(self) -> Linear:
+        """The linear layer of full logits."""
+        return self._linear
 
     def logits(self, hidden: Tensor) -> Tensor:
         """All logits ``[N, vocab]`` of ``[N, hidden]``."""
-        logits = self.linear(hidden)
+        logits = self.full()(hidden)
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits
@@ -63,15 +67,17 @@ class ScreenedHead(Head):
     Attributes:
         num_fallbacks: Rows that needed full logits so far.
 
+    Full logits (sampling, penalties, traces) need a packed float32 copy; it is made when they are first asked for.
+
     Args:
-        linear: The float32 head, for full logits.
-        weight: Its float32 weight ``[vocab, hidden]``; rows are read when they are scored, so it may be file-backed.
+        weight: Float32 ``[vocab, hidden]``; rows are read when they are scored, so it may be file-backed.
     """
 
     kind = "bfloat16-screened"
 
-    def __init__(self, linear: Linear, weight: Tensor) -> None:
-        super().__init__(linear, None)
+    def __init__(self, weight: Tensor) -> None:
+        self._softcap = None
+        self._full: Linear | None = None
         self._weight = weight
         rounded = weight.bfloat16()
         self._packed = pack_rows(rounded)
@@ -83,6 +89,11 @@ class ScreenedHead(Head):
             torch.linalg.vector_norm(w.float(), dim=1).max().item() for w in rounded.split(_CHUNK)
         )
         self.num_fallbacks = 0
+
+    def full(self) -> Linear:
+        if self._full is None:
+            self._full = Linear([self._weight], [None], pack=True)
+        return self._full
 
     def top(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
         if count > _POOLS[0]:
@@ -99,7 +110,9 @@ class ScreenedHead(Head):
                 self.num_fallbacks += len(again)
                 values[again], ids[again] = super().top(rows, count)
                 break
-            values[again], ids[again], sure[again] = self._score(rows, rounded[again], rough[again], pool, count)
+            values[again], ids[again], sure[again] = self._score(
+                rows, rounded[again], rough[again], pool, count
+            )
         return values, ids
 
     def _score(
@@ -140,7 +153,7 @@ def choose_head(plain: Head, weight: Tensor, num_rows: int = 8) -> Head:
     """
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return plain
-    screened = ScreenedHead(plain.linear, weight)
+    screened = ScreenedHead(weight)
     hidden = torch.randn(num_rows, weight.shape[1], generator=torch.Generator().manual_seed(0))
     times: dict[str, float] = {}
     for _ in range(3):  # the best of three: the first runs create kernels
