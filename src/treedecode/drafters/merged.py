@@ -15,7 +15,7 @@ from treedecode.tree import DraftTree
 # Nodes that are less likely to be reached are not drafted: no step is cheap enough for them.
 MIN_REACH = 0.003
 # Shorter matches are looked up until there are so many candidates.
-ENOUGH_CANDIDATES = 10
+ENOUGH_CANDIDATES = 6
 
 
 class MergedDrafter:
@@ -91,22 +91,18 @@ class MergedDrafter:
 
     def _candidates(self, tail: tuple[int, ...], match_length: int) -> Candidates:
         """What may follow ``tail``, whose last token continued a match of ``match_length`` tokens."""
-        order, tokens, row_features = 0, [], []
-        row = self._rows.find(tail)
-        if row is not None:
-            order, (ids, row_features) = row
-            tokens = ids.copy()
+        order, tokens, row_features, second_features = self._rows.find(tail)
         suffix_features = [0] * len(tokens)
         longest = 0
         if self._use_matches:
             longest = self._matches.add_candidates(
                 tail, match_length, tokens, suffix_features, ENOUGH_CANDIDATES
             )
-        num_absent = len(tokens) - len(row_features)
-        if num_absent:
-            row_features = row_features + [absent_feature(order)] * num_absent
+            num_added = len(tokens) - len(row_features)
+            row_features += [absent_feature(order)] * num_added
+            second_features += [0] * num_added
         other = order * suffix.NUM_LENGTH_BINS + suffix.length_bin(longest)
-        return Candidates(tokens, row_features, suffix_features, other, longest)
+        return Candidates(tokens, row_features, second_features, suffix_features, other, longest)
 
     def _observe(self, context: DraftContext) -> None:
         """Learn from what was verified, first how good the last drafts were, then what to draft from."""

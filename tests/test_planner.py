@@ -1,0 +1,130 @@
+"""The planner against brute force."""
+
+from __future__ import annotations
+
+import math
+import random
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import treedecode as td
+from treedecode.planner import choose_budget
+
+PROBS = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=4).map(
+    lambda xs: [x / max(1.0, math.fsum(xs) * (1 + 1e-12)) for x in xs]
+)
+
+
+def best_of_all_trees(probs: list[float], budget: int) -> float:
+    """Highest expected tokens over ALL trees of at most ``budget`` drafted nodes, by splitting the budget."""
+
+    @cache
+    def below(nodes: int, rank: int) -> float:
+        """Expected accepted tokens of ``nodes`` nodes spread over children of ``rank`` and up."""
+        if not nodes or rank == len(probs):
+            return 0.0
+        return max(
+            (probs[rank] * (1.0 + below(size - 1, 0)) if size else 0.0) + below(nodes - size, rank + 1)
+            for size in range(nodes + 1)
+        )
+
+    return 1.0 + below(budget, 0)
+
+
+@settings(max_examples=200)
+@given(PROBS, st.integers(0, 8))
+def test_plan_equals_brute_force(probs: list[float], budget: int) -> None:
+    shape = td.plan_tree(probs, budget)
+    assert shape.num_drafted <= budget
+    assert td.expected_tokens(shape, probs) == pytest.approx(best_of_all_trees(probs, budget), abs=1e-12)
+
+
+@given(PROBS, st.integers(0, 24), st.integers(0, 24))
+def test_plan_is_nested(probs: list[float], small: int, large: int) -> None:
+    small, large = sorted((small, large))
+    assert td.plan_tree(probs, large).prefix(small) == td.plan_tree(probs, small)
+
+
+@given(PROBS, st.integers(0, 32))
+def test_plan_is_in_descending_reach(probs: list[float], budget: int) -> None:
+    shape = td.plan_tree(probs, budget)
+    reach = [math.prod(probs[rank] for rank in path) for path in shape.paths]
+    assert all(a >= b * (1 - 1e-12) for a, b in zip(reach, reach[1:], strict=False))
+
+
+def test_plan_beats_the_reference_tree() -> None:
+    reference = td.TreeShape.from_paths(
+        [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 0, 0, 0)]
+    )
+    planned = td.plan_tree((0.7, 0.15), 9)
+    assert planned.num_drafted == 9
+    assert td.expected_tokens(planned, (0.7, 0.15)) > td.expected_tokens(reference, (0.7, 0.15))
+
+
+def test_plan_by_depth_and_extremes() -> None:
+    assert td.plan_tree([(0.6, 0.3), (0.9,)], 9).paths == ((), (0,), (0, 0), (1,), (1, 0))
+    assert td.plan_tree((1.0,), 5) == td.TreeShape.chain(5)
+    assert td.plan_tree((0.0,), 5).num_drafted == 0
+    assert td.plan_tree((0.1, 0.6), 1).paths == ((), (1,))
+    assert td.plan_tree((1e-200,), 5).num_drafted == 1
+
+
+@pytest.mark.parametrize(("budget", "error"), [(-1, ValueError), (2.5, TypeError), (True, TypeError)])
+def test_bad_budget(budget: int, error: type[Exception]) -> None:
+    with pytest.raises(error, match="budget must be"):
+        td.plan_tree((0.5,), budget)
+
+
+def best_ratio(reach: list[float], cost: td.CostCurve, limit: int) -> int:
+    ratios = [(1 + math.fsum(reach[:n])) / cost.ms(1 + n) for n in range(limit + 1)]
+    return max(range(limit + 1), key=lambda n: (ratios[n], -n))
+
+
+def test_budget_crosses_a_staircase() -> None:
+    """Nodes 1 to 3 are free, 4 costs a lot, 5 to 7 are free again: stopping at the first bad node is wrong."""
+    cost = td.CostCurve([1, 4, 5, 8, 9], [10.0, 10.0, 14.0, 14.0, 40.0])
+    reach = [0.95, 0.9, 0.86, 0.82, 0.8, 0.78, 0.76, 0.7]
+    assert choose_budget(reach[:4], cost, 64) == 3
+    assert choose_budget(reach, cost, 64) == 7
+    assert choose_budget(reach, cost, 5) == best_ratio(reach, cost, 5)
+
+
+def test_no_tree_where_none_pays() -> None:
+    cost = td.CostCurve([1, 32], [10.0, 320.0])
+    assert choose_budget([0.2, 0.1, 0.05], cost, 32) == 0
+    assert choose_budget([], cost, 32) == 0
+    assert choose_budget([0.9], cost, 0) == 0
+    assert choose_budget([0.2, 0.1], td.CostCurve([1, 2], [10.0, 10.0]), 32) == 2
+
+
+@given(st.integers(0, 10_000))
+def test_budget_is_the_argmax(seed: int) -> None:
+    rng = random.Random(seed)
+    reach = sorted((rng.random() for _ in range(rng.randrange(1, 40))), reverse=True)
+    times = sorted(rng.uniform(1, 10) for _ in range(6))
+    cost = td.CostCurve([1, 3, 4, 8, 9, 30], times)
+    limit = rng.randrange(0, 41)
+    chosen = choose_budget(reach, cost, limit)
+    best = best_ratio(reach, cost, min(limit, len(reach)))
+    assert (1 + math.fsum(reach[:chosen])) / cost.ms(1 + chosen) == pytest.approx(
+        (1 + math.fsum(reach[:best])) / cost.ms(1 + best), rel=1e-12
+    )
+
+
+def test_a_rate_is_the_optimum_over_unequal_steps() -> None:
+    """Two kinds of steps in turn: the sizes chosen at the best long-run rate give more tokens per ms than any others."""
+    cost = td.CostCurve([1, 9], [10.0, 18.0])
+    kinds = [[0.95**depth for depth in range(1, 9)], [0.12, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.02]]
+
+    def rate_of(sizes: tuple[int, int]) -> float:
+        tokens = sum(1 + sum(reach[:n]) for reach, n in zip(kinds, sizes, strict=True))
+        return tokens / sum(cost.ms(1 + n) for n in sizes)
+
+    best = max(((a, b) for a in range(9) for b in range(9)), key=rate_of)
+    rate = rate_of(best)
+    assert tuple(choose_budget(reach, cost, 8, rate) for reach in kinds) == best
+    alone = tuple(choose_budget(reach, cost, 8) for reach in kinds)
+    assert rate_of((alone[0], alone[1])) <= rate
