@@ -19,6 +19,7 @@ from treedecode.cli.report import Comparison, closing_line, comparison_lines, to
 from treedecode.models import quiet_transformers
 
 if TYPE_CHECKING:
+    from treedecode.engines.hf import Stream
     from treedecode.trace import TraceWriter
 
 CHECK_FAILED = 1
@@ -117,16 +118,18 @@ def generate(
     encoded = encode_prompt(loaded.tokenizer, text, raw)
 
     echo = _no_text if as_json else _print_text
-    if sys.stdout.isatty() and isinstance(encoded, str):
-        echo(f"\x1b[2m{encoded}\x1b[0m")
     with _open_trace(trace) as writer:
-        generation = _run(loaded, encoded, options, echo, writer)
+        running = _start(loaded, encoded, options, writer)
+        if sys.stdout.isatty() and isinstance(encoded, str):
+            echo(f"\x1b[2m{encoded}\x1b[0m")
+        generation = _finish(running, echo)
     echo("\n")
     interrupted = generation.finish_reason == "interrupted"
     comparison = None
     if compare and not interrupted:
-        with stages("Decoding plainly, to compare"):
-            plain = _run(loaded, encoded, {**options, "budget": 0}, _no_text, None)
+        # no moving display here: it would take time from plain decoding only
+        print("Decoding plainly, to compare ...", file=sys.stderr)
+        plain = _finish(_start(loaded, encoded, {**options, "budget": 0}), _no_text)
         interrupted = plain.finish_reason == "interrupted"
         comparison = None if interrupted else Comparison(generation, plain)
 
@@ -179,16 +182,15 @@ def _open_trace(path: Path | None) -> Iterator[TraceWriter | None]:
         yield writer
 
 
-def _run(
-    model: td.LoadedModel,
-    prompt: str | list[int],
-    options: dict[str, Any],
-    echo: Callable[[str], None],
-    trace: TraceWriter | None,
-) -> td.Generation:
-    """One generation, echoed as it comes; Ctrl-C ends it and keeps what there is."""
+def _start(
+    model: td.LoadedModel, prompt: str | list[int], options: dict[str, Any], trace: TraceWriter | None = None
+) -> Stream:
     with _bad_input():
-        running = td.stream(model, prompt, trace=trace, **options)
+        return td.stream(model, prompt, trace=trace, **options)
+
+
+def _finish(running: Stream, echo: Callable[[str], None]) -> td.Generation:
+    """Runs to the end and echoes the text as it comes; Ctrl-C is an end as well, and keeps what there is."""
     num_shown = 0
     try:
         for chunk in running:

@@ -31,6 +31,7 @@ class Stages:
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
+            refresh_per_second=4,
         )
         self._depth = 0
 
