@@ -19,7 +19,7 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scal
     Returns:
         ``[N, num_heads * head_dim]``.
     """
-    num_rows, num_heads, head_dim = query.shape
+    num_rows, _, head_dim = query.shape
     num_kv_heads = key.shape[0]
     rows = query.view(num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
     return grouped_attention(rows.reshape(num_kv_heads, -1, head_dim), key, value, mask, scale)

@@ -9,7 +9,8 @@ from torch import Tensor
 def top_candidates(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The ``count`` largest logits of each row, best first; equal logits stand in order of their id.
 
-    Two passes: the maximum of every block of about ``sqrt(vocab / count)`` ids, then the ``count`` best blocks in full. The
+    Two passes: the maximum of every block of about ``sqrt(vocab / count)`` ids, then the ``count`` best
+    blocks in full. The
     ``count`` largest values lie in the ``count`` blocks with the largest maxima, so the values are exact. Which of
     several ids with the same logit is kept at the last place is not specified; the first place is always the lowest.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,7 +198,7 @@ class Stream(Iterator[Chunk]):
         self.decoder, self._text = decoder, text
         self._token_ids: list[int] = []
         self._finish_reason: str | None = None
-        self._chunks = self._run()
+        self._chunks: Generator[Chunk, None, None] = self._run()
 
     def __next__(self) -> Chunk:
         return next(self._chunks)
@@ -207,7 +207,7 @@ class Stream(Iterator[Chunk]):
         """Stops early; what was emitted so far stays in :attr:`generation`."""
         self._chunks.close()
 
-    def _run(self) -> Iterator[Chunk]:
+    def _run(self) -> Generator[Chunk, None, None]:
         for emission in self.decoder.run():
             token_ids: list[int] = []
             reason = emission.finish_reason

@@ -29,13 +29,13 @@ def refuse_unsupported(model: Any) -> None:
     name = config.model_type
     if config.is_encoder_decoder:
         raise UnsupportedModelError(
-            f"model type {name!r} is an encoder-decoder; treedecode needs a decoder-only model"
+            f"model type {name!r} is an encoder-decoder, expected a decoder-only model"
         )
     kinds = set(getattr(config, "layer_types", None) or [])
     if model._is_stateful or kinds - _ATTENTION_KINDS:
         odd = ", ".join(sorted(kinds - _ATTENTION_KINDS)) or "recurrent state"
         raise UnsupportedModelError(
-            f"model type {name!r} has layers that are not attention ({odd}): a recurrent state cannot branch over a tree"
+            f"model type {name!r} has layers that are not attention ({odd}): such state cannot branch over a tree"
         )
     accepted = inspect.signature(model.forward).parameters
     missing = {"position_ids", "attention_mask", "past_key_values"} - set(accepted)
@@ -79,7 +79,7 @@ class TransformersDecoder(Target):
         ).past_key_values
         if not isinstance(cache, Cache) or len(cache.layers) != len(self._windows):
             raise UnsupportedModelError(
-                f"model type {self._model.config.model_type!r} does not keep one key and value per layer in a transformers Cache"
+                f"model type {self._model.config.model_type!r} keeps no transformers Cache with one layer per layer"
             )
         return [
             LayerSpec(layer.keys.shape[1], layer.keys.shape[3], window)  # type: ignore[union-attr]

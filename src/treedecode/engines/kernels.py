@@ -1,7 +1,8 @@
 """The small operations between the large products of a decoder layer, each fused into one pass.
 
-A layer of a small model spends as long on norms, rotations and copies, some forty tensor operations, as a product takes.
-``TORCH`` defines what is right on every device; ``numba_kernels`` does the same on CPU in two compiled functions.
+A layer of a small model spends as long on norms, rotations and copies, some forty tensor operations, as one
+product takes. ``TORCH`` defines what is right on every device; ``numba_kernels`` does the same on CPU in two
+compiled functions.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def numba_kernels() -> Kernels:
     return Kernels("numba", rotate_and_store, add_norm)
 
 
-def _rotate_rows(heads, weight, normalise, cos, sin, eps, query, keys, values, first):  # noqa: ANN001, ANN202
+def _rotate_rows(heads, weight, normalise, cos, sin, eps, query, keys, values, first):
     num_rows, _, dim = heads.shape
     num_kv_heads = keys.shape[0]
     num_heads = weight.shape[0] - num_kv_heads
@@ -160,7 +161,7 @@ def _rotate_rows(heads, weight, normalise, cos, sin, eps, query, keys, values, f
                 target[i] = source[i]
 
 
-def _add_rows(hidden, mixed, post, has_post, pre, eps, normed):  # noqa: ANN001, ANN202
+def _add_rows(hidden, mixed, post, has_post, pre, eps, normed):
     num_rows, size = hidden.shape
     for row in range(num_rows):
         total_row, added, out = hidden[row], mixed[row], normed[row]

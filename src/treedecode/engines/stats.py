@@ -107,7 +107,7 @@ class StatsBuilder:
         self.num_emitted += num_emitted
 
     def build(self, num_emitted: int) -> GenerationStats:
-        """The finished record, for the ``num_emitted`` tokens that the caller kept (a stop string cuts a step short)."""
+        """The finished record, for the ``num_emitted`` tokens that the caller kept (stop strings cut a step short)."""
         self._trim(num_emitted)
         return GenerationStats(
             num_prompt_tokens=self.num_prompt_tokens,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treedecode.engines.candidates import top_candidates
 from treedecode.engines.cache import KVCache, LayerSpec
+from treedecode.engines.candidates import top_candidates
 from treedecode.engines.step import StepInput
 
 
