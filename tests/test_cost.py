@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -30,7 +31,7 @@ def test_below_the_first_and_beyond_the_last() -> None:
 def test_fit_never_falls(points: list[tuple[int, float]]) -> None:
     curve = td.CostCurve.fit([rows for rows, _ in points], [ms for _, ms in points])
     costs = [curve.ms(n) for n in range(1, 100)]
-    assert all(a <= b + 1e-9 for a, b in zip(costs, costs[1:], strict=False))
+    assert all(a <= b + 1e-9 for a, b in itertools.pairwise(costs))
     assert min(ms for _, ms in points) - 1e-9 <= curve.ms_at[0] <= max(ms for _, ms in points) + 1e-9
 
 

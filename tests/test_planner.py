@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from functools import cache
@@ -52,7 +53,7 @@ def test_plan_is_nested(probs: list[float], small: int, large: int) -> None:
 def test_plan_is_in_descending_reach(probs: list[float], budget: int) -> None:
     shape = td.plan_tree(probs, budget)
     reach = [math.prod(probs[rank] for rank in path) for path in shape.paths]
-    assert all(a >= b * (1 - 1e-12) for a, b in zip(reach, reach[1:], strict=False))
+    assert all(a >= b * (1 - 1e-12) for a, b in itertools.pairwise(reach))
 
 
 def test_plan_beats_the_reference_tree() -> None:
@@ -115,7 +116,7 @@ def test_budget_is_the_argmax(seed: int) -> None:
 
 
 def test_a_rate_is_the_optimum_over_unequal_steps() -> None:
-    """Two kinds of steps in turn: the sizes chosen at the best long-run rate give more tokens per ms than any others."""
+    """Two kinds of steps in turn: the sizes chosen at the best long-run rate beat all others."""
     cost = td.CostCurve([1, 9], [10.0, 18.0])
     kinds = [[0.95**depth for depth in range(1, 9)], [0.12, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.02]]
 
