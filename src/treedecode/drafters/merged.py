@@ -18,6 +18,11 @@ MIN_REACH = 0.003
 ENOUGH_CANDIDATES = 6
 
 
+# -reach, depth and order of arrival (these three decide), place among the siblings, the siblings best first as (-reach,
+# candidate), their candidates, their parent and its tail.
+_Offer = tuple[float, int, int, int, list[tuple[float, int]], Candidates, int, tuple[int, ...]]
+
+
 class MergedDrafter:
     """Drafts from token recycling and suffix matching together, or from one of them alone.
 
@@ -47,15 +52,11 @@ class MergedDrafter:
         self._root_match = 0
 
     def propose(self, context: DraftContext) -> DraftTree:
-        """The best tree of at most ``max_drafted`` nodes; scores are log reach. Raises nothing."""
+        """The best tree of at most ``max_drafted`` nodes; scores are log reach."""
         self._observe(context)
         max_drafted, max_depth, edges = context.max_drafted, context.max_depth, self._edges
         parents, tokens, reach, sources = [-1], [self._root_tail[-1]], [1.0], ["root"]
-        # (-reach, depth, order of arrival, place among the siblings, siblings best first, candidates, parent,
-        # its tail)
-        heap: list[
-            tuple[float, int, int, int, list[tuple[float, int]], Candidates, int, tuple[int, ...]]
-        ] = []
+        heap: list[_Offer] = []
         arrived = 0
         node, depth, tail, match = 0, 0, self._root_tail, self._root_match
         while len(parents) <= max_drafted:

@@ -9,6 +9,9 @@ MAX_MATCH = 24
 # Only so many of a prompt's last tokens are indexed, at about 2 KB each.
 MAX_INDEXED = 32768
 
+# Followers kept of each context, and looked at: of the longest match, and of each shorter one.
+_NUM_FOLLOWERS, _NUM_LATEST, _NUM_LOWER = 32, 6, 4
+
 # by match length: its bin
 _LENGTH_BIN = [0, 0, 1, 2, 3, 3, 4, 4] + [5] * 4 + [6] * 4 + [7] * 8 + [8]
 _NUM_STATES = 10
@@ -50,6 +53,8 @@ class SuffixIndex:
                 else:
                     # put it last: the order of a dict is the order of arrival
                     followers[token] = followers.pop(token, 0) + 1
+                    if len(followers) > _NUM_FOLLOWERS:
+                        del followers[next(iter(followers))]
             if size == MAX_ORDER:
                 self._latest[tail] = position
         self._num_indexed = len(token_ids)
@@ -102,29 +107,15 @@ class SuffixIndex:
             if not longest:
                 longest = min(max(order, match_length + 1), MAX_MATCH) if order == MAX_ORDER else order
                 first = 1 + _LENGTH_BIN[longest] * _NUM_STATES
-                if len(followers) == 1:
-                    for token, count in followers.items():
-                        _note(tokens, features, token, first + min(count, 4) - 1)
-                else:
-                    total = sum(followers.values())
-                    for place, token in enumerate(reversed(followers)):
-                        count = followers[token]
-                        if place == 0:
-                            state = 4 if 2 * count > total else 5
-                        elif place == 1:
-                            state = 6 if 2 * count > total else 7
-                        else:
-                            state = 8 if 4 * count > total else 9
-                        _note(tokens, features, token, first + state)
-                        if place == 5:
-                            break
+                for token, state in _states(followers):
+                    _note(tokens, features, token, first + state)
             elif len(tokens) >= max_candidates:
                 break
             else:
                 for place, token in enumerate(reversed(followers)):
                     if token not in tokens or not features[tokens.index(token)]:
                         _note(tokens, features, token, _FIRST_LOWER + 2 * order + (place > 0))
-                    if place == 3:
+                    if place == _NUM_LOWER - 1:
                         break
         return longest
 
@@ -132,6 +123,19 @@ class SuffixIndex:
 def length_bin(match_length: int) -> int:
     """Bin of a match length; 0 for no match."""
     return _LENGTH_BIN[match_length] + 1 if match_length else 0
+
+
+def _states(followers: Successors) -> list[tuple[int, int]]:
+    """The latest followers and the state of each, by how lately and in how many cases it followed."""
+    if len(followers) == 1:
+        [(token, count)] = followers.items()
+        return [(token, min(count, 4) - 1)]
+    total = sum(followers.values())
+    states = []
+    for place, token in zip(range(_NUM_LATEST), reversed(followers), strict=False):
+        often = followers[token] * (4 if place > 1 else 2) > total
+        states.append((token, (4, 6, 8)[min(place, 2)] + (not often)))
+    return states
 
 
 def _note(tokens: list[int], features: list[int], token: int, feature: int) -> None:
