@@ -1,23 +1,16 @@
-"""Tiny models, each made once."""
+"""Tiny products gain nothing from threads, and the machine may have other work."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from tests.engines.tiny import make_tiny
 
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
+@pytest.fixture(scope="package", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def tiny() -> Callable[[str], Any]:
-    """``tiny(name)`` is the model of that family, made at the first call."""
-    return functools.cache(make_tiny)
+    yield
+    torch.set_num_threads(before)

@@ -60,6 +60,7 @@ def build_target(
             raise UnsupportedModelError(f"no fused implementation for this model: {reason}")
     if target is None:
         target = TransformersDecoder(model, consume=consume)
+        target.check_forward()
     check_trees(target, model_type)
     return target
 

@@ -22,17 +22,19 @@ class LayerSpec:
 
     Attributes:
         num_kv_heads: Key/value heads.
-        head_dim: Size of one head.
+        head_dim: Size of one key head.
         window: Sliding window in tokens (a key is visible iff ``pos_q - window < pos_k``), or None for full.
+        value_dim: Size of one value head where it is not that of the keys (multi-head latent attention), else None.
     """
 
     num_kv_heads: int
     head_dim: int
     window: int | None
+    value_dim: int | None = None
 
 
 class KVCache:
-    """Keys and values of all layers, ``[layers, heads, capacity, head_dim]`` for each layer shape.
+    """Keys and values of all layers, ``[layers, heads, capacity, dim]`` for each layer shape.
 
     Args:
         specs: One per layer. Layers of the same shape share one tensor, so a commit is one gather and one write.
@@ -48,13 +50,14 @@ class KVCache:
         self.length = 0
         self._blocks: list[tuple[Tensor, Tensor]] = []
         self._layers: list[tuple[Tensor, Tensor]] = [None] * len(specs)  # type: ignore[list-item]
-        shapes: dict[tuple[int, int], list[int]] = {}
+        shapes: dict[tuple[int, int, int], list[int]] = {}
         for index, spec in enumerate(specs):
-            shapes.setdefault((spec.num_kv_heads, spec.head_dim), []).append(index)
-        for (heads, dim), members in shapes.items():
-            size = (len(members), heads, capacity, dim)
-            keys = torch.zeros(size, dtype=dtype, device=device)
-            values = torch.zeros(size, dtype=dtype, device=device)
+            shape = (spec.num_kv_heads, spec.head_dim, spec.value_dim or spec.head_dim)
+            shapes.setdefault(shape, []).append(index)
+        for (heads, key_dim, value_dim), members in shapes.items():
+            size = (len(members), heads, capacity)
+            keys = torch.zeros(*size, key_dim, dtype=dtype, device=device)
+            values = torch.zeros(*size, value_dim, dtype=dtype, device=device)
             self._blocks.append((keys, values))
             for place, index in enumerate(members):
                 self._layers[index] = (keys[place], values[place])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,10 +225,9 @@ class Stream(Iterator[Chunk]):
     @property
     def generation(self) -> Generation:
         """All that was emitted so far."""
-        if self._finish_reason is None:
-            self._text.finish()
+        text = self._text.text + self._text.rest()
         stats = self.decoder.stats.build(len(self._token_ids))
-        return Generation(list(self._token_ids), self._text.text, self._finish_reason or "interrupted", stats)
+        return Generation(list(self._token_ids), text, self._finish_reason or "interrupted", stats)
 
 
 def stream(
@@ -283,9 +282,7 @@ def stream(
         sampling,
         model.eos_token_ids if eos_token_id == "model" else check_stop_ids(eos_token_id),
     )
-    stops = [stop] if isinstance(stop, str) else list(stop or [])
-    if not all(isinstance(item, str) and item for item in stops):
-        raise ValueError(f"stop must be one or more non-empty strings, got {stop!r}")
+    stops = _check_stops(stop)
     if trace is not None:
         settings = {
             "max_new_tokens": max_new_tokens,
@@ -298,6 +295,20 @@ def stream(
     planner = BudgetPlanner(model.cost) if request.budget is None else None
     decoder = Decoder(target, request, proposer, planner, observer)
     return Stream(decoder, TextStream(model.tokenizer, stops))
+
+
+def _check_stops(stop: object) -> list[str]:
+    if stop is None or isinstance(stop, str):
+        stops: list[Any] = [] if stop is None else [stop]
+    elif isinstance(stop, Iterable):
+        stops = list(stop)
+    else:
+        raise TypeError(f"stop must be one or more non-empty strings, got {stop!r}")
+    if not all(isinstance(item, str) for item in stops):
+        raise TypeError(f"stop must be one or more non-empty strings, got {stop!r}")
+    if not all(stops):
+        raise ValueError(f"stop must be one or more non-empty strings, got {stop!r}")
+    return stops
 
 
 def generate(

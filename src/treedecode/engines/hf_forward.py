@@ -37,6 +37,10 @@ def refuse_unsupported(model: Any) -> None:
         raise UnsupportedModelError(
             f"model type {name!r} has layers that are not attention ({odd}): such state cannot branch over a tree"
         )
+    if "local" in (getattr(config, "attention_layers", None) or []):  # GPT-Neo
+        raise UnsupportedModelError(
+            f"model type {name!r} has local attention layers: their window counts cache rows, not positions"
+        )
     accepted = inspect.signature(model.forward).parameters
     missing = {"position_ids", "attention_mask", "past_key_values"} - set(accepted)
     if missing:
@@ -65,7 +69,7 @@ class TransformersDecoder(Target):
         weight = model.get_input_embeddings().weight
         self.dtype, self.device = weight.dtype, weight.device
         self.vocab_size = config.vocab_size
-        self.max_positions = getattr(config, "max_position_embeddings", None)
+        self.max_positions = _max_positions(config)
         self._windows = layer_windows(config)
         self._kinds = getattr(config, "layer_types", None)
         self.layer_specs = self._probe_layers()
@@ -82,13 +86,29 @@ class TransformersDecoder(Target):
                 f"model type {self._model.config.model_type!r} keeps no transformers Cache with one layer per layer"
             )
         return [
-            LayerSpec(layer.keys.shape[1], layer.keys.shape[3], window)  # type: ignore[union-attr]
+            LayerSpec(layer.keys.shape[1], layer.keys.shape[3], window, layer.values.shape[3])  # type: ignore[union-attr]
             for layer, window in zip(cache.layers, self._windows, strict=True)
         ]
 
     def _run(self, input_ids: Tensor, **kwargs: Any) -> Any:
         with torch.no_grad():
             return self._model(input_ids=input_ids, **kwargs)
+
+    def check_forward(self) -> None:
+        """Runs a two-row step, for models whose own code cannot take one.
+
+        Raises:
+            UnsupportedModelError: It failed; the message has the model type and the first line of the error.
+        """
+        step = StepInput.of_chain([0, 0], 0, self.device, self.dtype)
+        try:
+            self.forward(step, self.new_cache(2))
+        except Exception as error:  # the model's own code may fail in any way
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise UnsupportedModelError(
+                f"the forward of model type {self._model.config.model_type!r} does not take a 4-D mask and a cache of "
+                f"treedecode's: {reason}"
+            ) from error
 
     def forward(self, step: StepInput, cache: KVCache, keep_rows: int | None = None) -> Tensor:
         masks = {window: self._mask(step, window) for window in set(self._windows)}
@@ -118,6 +138,17 @@ class TransformersDecoder(Target):
                 [mask.new_full((step.num_rows, start), torch.finfo(mask.dtype).min), mask], dim=1
             )
         return mask[None, None]
+
+
+def _max_positions(config: Any) -> int | None:
+    """The longest sequence; for LongRoPE the longest before the model switches factors for all positions at once."""
+    limit = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", limit
+        )
+    return limit
 
 
 class _StepCache(Cache):

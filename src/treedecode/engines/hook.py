@@ -15,7 +15,7 @@ from treedecode.drafters import make_drafter
 from treedecode.drafters.base import Drafter
 from treedecode.engines.build import build_target, measure_cost
 from treedecode.engines.loop import Decoder
-from treedecode.engines.request import Request, check_budget, check_stop_ids
+from treedecode.engines.request import Request, check_budget, check_prompt, check_stop_ids
 from treedecode.engines.sampling import SamplingParams
 from treedecode.engines.target import Target
 from treedecode.engines.text import TextStream
@@ -48,8 +48,9 @@ def custom_generate(
 ) -> Tensor:
     """A decoding method for ``transformers`` ``generate``; the rows of a batch run one after the other.
 
-    Greedy and sampled (temperature, top-k, top-p, min-p, repetition penalty; keyed by ``torch.manual_seed``). The
-    model's weights are shared, not packed: ``treedecode.load`` is faster on CPU.
+    Greedy and sampled (temperature, top-k, top-p, min-p, repetition penalty; keyed by ``torch.manual_seed``). Every row
+    gives what it gives alone: padding is not part of its history, so the repetition penalty does not fall on the pad
+    token. The model's weights are shared, not packed: ``treedecode.load`` is faster on CPU.
 
     Args:
         model: The transformers model that ``generate`` was called on.
@@ -67,18 +68,22 @@ def custom_generate(
         int64 ``[batch, prompt + longest output]``, padded with the pad token.
 
     Raises:
-        ValueError: A processor, criterion or decoding mode that trees would not honour.
+        ValueError: A processor, criterion or decoding mode that trees would not honour; an empty prompt or one longer
+            than the model allows.
     """
     _check_supported(logits_processor, stopping_criteria, generation_config)
     target, cost = _target_of(model)
     stops = check_stop_ids(generation_config.eos_token_id)
-    prompts = _unpadded(input_ids, model_kwargs.get("attention_mask"))
+    prompts = [
+        check_prompt(prompt, target.vocab_size, target.max_positions)
+        for prompt in _unpadded(input_ids, model_kwargs.get("attention_mask"))
+    ]
     max_new_tokens = generation_config.max_length - input_ids.shape[1]
     width = check_budget(budget)
     outputs = []
     for prompt in prompts:
         sampling = _sampling_of(generation_config)
-        request = Request(tuple(prompt), max_new_tokens, width, sampling, stops)
+        request = Request(prompt, max_new_tokens, width, sampling, stops)
         proposer = make_drafter(drafter) if request.max_drafted else None
         decoder = Decoder(target, request, proposer, BudgetPlanner(cost) if width is None else None)
         outputs.append(_run(decoder, tokenizer, generation_config.stop_strings, streamer))
@@ -108,12 +113,19 @@ def _run(decoder: Decoder, tokenizer: Any, stop: str | list[str] | None, streame
 
 
 def _target_of(model: Any) -> tuple[Target, CostCurve]:
-    """The target of this model, built and measured at the first call and when the model has moved."""
-    kept: tuple[Target, CostCurve] | None = model.__dict__.get(_ATTRIBUTE)
-    if kept is None or (kept[0].device, kept[0].dtype) != (model.device, model.dtype):
+    """The target of this model, built and measured at the first call and when weights have moved or changed."""
+    # a target keeps norms and the modules it found: training, load_state_dict and adapters must not go unseen
+    state = tuple((weight.data_ptr(), weight.dtype, _version(weight)) for weight in model.parameters())
+    kept: tuple[Any, Target, CostCurve] | None = model.__dict__.get(_ATTRIBUTE)
+    if kept is None or kept[0] != state:
         target = build_target(model, consume=False)
-        kept = model.__dict__[_ATTRIBUTE] = (target, measure_cost(target))
-    return kept
+        kept = model.__dict__[_ATTRIBUTE] = (state, target, measure_cost(target))
+    return kept[1], kept[2]
+
+
+def _version(weight: Tensor) -> int:
+    """Counts changes in place; inference tensors, which count none, cannot be trained either."""
+    return 0 if weight.is_inference() else weight._version
 
 
 def _sampling_of(config: Any) -> SamplingParams:

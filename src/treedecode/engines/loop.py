@@ -176,7 +176,12 @@ class Decoder:
             return DraftTree.root_only(self._token_ids[-1])
         rows, self._rows = tuple(self._rows), []
         context = DraftContext(self._token_ids, len(self._request.prompt_ids), max_drafted, max_depth, rows)
-        tree = self._drafter.propose(context).prefix(max_drafted).within_depth(max_depth)
+        tree = self._drafter.propose(context)
+        if not isinstance(tree, DraftTree):
+            raise TypeError(
+                f"drafter {self._drafter.name!r} must propose a DraftTree, got {type(tree).__name__}"
+            )
+        tree = tree.prefix(max_drafted).within_depth(max_depth)
         check_draft(tree, self._token_ids[-1], self._target.vocab_size, self._drafter.name)
         return tree if self._planner is None else self._planner.cut(tree)
 

@@ -69,6 +69,8 @@ def check_stop_ids(eos_token_id: object) -> frozenset[int]:
 
 def check_prompt(prompt_ids: Iterable[object], vocab_size: int, max_positions: int | None) -> tuple[int, ...]:
     """Prompt token ids, checked against the vocabulary and the longest sequence the model allows."""
+    if not isinstance(prompt_ids, Iterable):
+        raise TypeError(f"a prompt must be text or a sequence of token ids, got {prompt_ids!r}")
     ids = tuple(
         check_count(
             "prompt token ids", token, 0, vocab_size - 1, hint=f" (the vocabulary has {vocab_size} tokens)"

@@ -139,14 +139,19 @@ def processed_probs(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Zeroes all outside the smallest set of likeliest tokens with total probability of at least ``top_p``."""
+    """Zeroes all outside the smallest set of likeliest tokens with total probability of at least ``top_p``.
+
+    Tokens as likely as the last of the set are kept as well (as in top-k): a row's set then depends neither on the
+    order in which equal values are sorted nor on the other rows of the step.
+    """
     pool = min(_NUCLEUS_POOL, probs.shape[-1])
     if probs.device.type == "cpu" and bool((probs.topk(pool, dim=-1).values.sum(-1) >= top_p).all()):
-        values, ids = probs.topk(pool, dim=-1)
+        values = probs.topk(pool, dim=-1).values
     else:
-        values, ids = probs.sort(dim=-1, descending=True, stable=True)
+        values = probs.sort(dim=-1, descending=True).values
     keep = values.cumsum(-1) - values < top_p  # the mass before a token has not reached top_p yet
-    return torch.zeros_like(probs).scatter_(-1, ids, values * keep)
+    least = values.gather(-1, keep.sum(-1, keepdim=True) - 1)
+    return probs.masked_fill(probs < least, 0.0)
 
 
 def choose(

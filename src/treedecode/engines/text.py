@@ -33,9 +33,19 @@ class TextStream:
             self._held += window[len(self._done) :]
             self._done = window
             if len(self._ids) - self._start > 2 * _CONTEXT:
-                self._start = len(self._ids) - _CONTEXT
-                self._done = self._decode()
+                self._forget()
         return self._cut_at_stop()
+
+    def _forget(self) -> None:
+        """Moves the start of the window up, but never into a character: that would spoil the whole run of its bytes."""
+        old = self._start
+        for start in range(len(self._ids) - _CONTEXT, len(self._ids)):
+            self._start = start
+            text = self._decode()
+            if text and not text.startswith("\ufffd"):
+                self._done = text
+                return
+        self._start = old
 
     def take(self) -> str:
         """Text that is sure, since the last call."""
@@ -46,11 +56,14 @@ class TextStream:
 
     def finish(self) -> str:
         """The rest: nothing more will come."""
-        window = self._decode()
-        piece = self._held + window[len(self._done) :]
-        self._held, self._done = "", window
+        piece = self.rest()
+        self._held, self._done = "", self._decode()
         self.text += piece
         return piece
+
+    def rest(self) -> str:
+        """What :meth:`finish` would return now; changes nothing."""
+        return self._held + self._decode()[len(self._done) :]
 
     def _decode(self) -> str:
         return self._tokenizer.decode(self._ids[self._start :], skip_special_tokens=True)
