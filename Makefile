@@ -4,7 +4,6 @@
 PYTHON := python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
-PROMPT := The lighthouse keeper had not spoken to anyone for eleven days when the boat appeared. At first he thought it was
 
 # Only the versions of constraints.txt are tested: nothing from the caller's own Python may slip in.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
@@ -12,7 +11,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 .PHONY: demo test test-fast test-real lint clean
 
 demo: .venv/demo.stamp
-	$(BIN)/treedecode generate --compare --max-new-tokens 128 "$(PROMPT)"
+	$(BIN)/treedecode generate --compare --max-new-tokens 160 --file examples/prompts/inventory.txt
 
 test: test-fast
 	$(MAKE) test-real

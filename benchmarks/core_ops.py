@@ -7,19 +7,15 @@ walk of 64 such trees. Writes medians with 95% intervals to ``benchmarks/results
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import random
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 import torch
 
+from common import median_interval, write_result
 from treedecode.accept import accept_greedy, walk_batch
 from treedecode.batch import pad_trees
 from treedecode.kv import commit_moves
@@ -82,18 +78,6 @@ def time_us(call: Callable[[], object], num_calls: int) -> float:
     return (time.perf_counter_ns() - start) / num_calls / 1000
 
 
-def summary(samples: list[float]) -> dict[str, float]:
-    """Median and a bootstrap 95% interval of it, microseconds."""
-    values = np.array(samples)
-    resampled = np.random.default_rng(0).choice(values, (2000, len(values)))
-    low, high = np.percentile(np.median(resampled, axis=1), [2.5, 97.5])
-    return {
-        "median_us": round(float(np.median(values)), 2),
-        "low_us": round(low, 2),
-        "high_us": round(high, 2),
-    }
-
-
 def measure(num_rounds: int) -> dict[str, dict[str, float]]:
     """Run every operation once a round, so that noise meets all of them alike."""
     rng = random.Random(0)
@@ -114,50 +98,23 @@ def measure(num_rounds: int) -> dict[str, dict[str, float]]:
         calls |= {name: (call, 20) for name, call in parts(case).items()}
         for name, (call, num_calls) in calls.items():
             samples.setdefault(name, []).append(time_us(call, num_calls))
-    return {name: summary(values) for name, values in samples.items()}
-
-
-def cpu_name() -> str:
-    """Model name of the CPU, where the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next(
-        (line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+    return {name: median_interval(values) for name, values in samples.items()}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=500)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "core_ops.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     measure(20)
     results = measure(arguments.rounds)
-    report = {
-        "command": f"python benchmarks/core_ops.py --rounds {arguments.rounds}",
-        "setup": {
-            "num_nodes": NUM_NODES,
-            "batch_size": BATCH_SIZE,
-            "prefix_len": PREFIX_LEN,
-            "torch_threads": 1,
-        },
-        "versions": {
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "torch": torch.__version__,
-        },
-        "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
-        "limits_us": LIMIT_US,
-        "results": results,
-    }
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+    setup = {"num_nodes": NUM_NODES, "batch_size": BATCH_SIZE, "prefix_len": PREFIX_LEN}
+    write_result("core_ops", {"unit": "us", "setup": setup, "limits_us": LIMIT_US, "results": results})
     for name, result in results.items():
         limit = f"  limit {LIMIT_US[name]:.0f}" if name in LIMIT_US else ""
-        interval = f"[{result['low_us']:.2f}, {result['high_us']:.2f}]"
-        print(f"{name:12s} {result['median_us']:8.2f} us  {interval}{limit}")
-    return int(any(results[name]["median_us"] > limit for name, limit in LIMIT_US.items()))
+        interval = f"[{result['low']:.2f}, {result['high']:.2f}]"
+        print(f"{name:12s} {result['median']:8.2f} us  {interval}{limit}")
+    return int(any(results[name]["median"] > limit for name, limit in LIMIT_US.items()))
 
 
 if __name__ == "__main__":
