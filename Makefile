@@ -11,7 +11,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 .PHONY: demo test test-fast test-real lint clean
 
 demo: .venv/demo.stamp
-	$(BIN)/treedecode generate --compare --max-new-tokens 160 --file examples/prompts/inventory.txt
+	$(BIN)/treedecode generate --compare --max-new-tokens 128 --file examples/prompts/inventory.txt
 
 test: test-fast
 	$(MAKE) test-real
