@@ -158,12 +158,12 @@ def test_longrope_ends_where_its_factors_change() -> None:
 
 
 def test_fused_is_refused_where_there_is_none() -> None:
-    with pytest.raises(UnsupportedModelError, match="no fused implementation .* 'gpt_neox'"):
+    with pytest.raises(UnsupportedModelError, match=r"no fused implementation .* 'gpt_neox'"):
         target_of("gpt_neox", "fused")
 
 
 def test_an_unknown_implementation_is_refused() -> None:
-    with pytest.raises(ValueError, match="implementation must be .*, got 'fast'"):
+    with pytest.raises(ValueError, match=r"implementation must be .*, got 'fast'"):
         build_target(tiny("llama"), consume=False, implementation="fast")  # type: ignore[arg-type]
 
 

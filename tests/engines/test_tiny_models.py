@@ -85,9 +85,7 @@ def test_planted_faults_break_identity(fault: str | None, implementation: str) -
 
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("implementation", ["fused", "transformers"])
-def test_prompts_of_several_chunks(
-    name: str, implementation: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_of_several_chunks(name: str, implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks shorter and longer than the window, and a last one of a single token."""
     target, expected = target_of(name, implementation), reference(name, LONG)[:30]
     for size in (3, 11, len(PROMPTS[LONG]) - 1):
