@@ -1,20 +1,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
+import torch
 
-from tests.engines.test_tiny_models import PROMPTS, decode, reference, target_of
-from tests.engines.tiny import VOCAB, make_tiny
+from tests.engines.tiny import (
+    LONG,
+    PROMPTS,
+    SHORT,
+    VOCAB,
+    decode,
+    drafters,
+    greedy,
+    make_tiny,
+    reference,
+    target_of,
+    tiny,
+)
 from treedecode.drafters import make_drafter
 from treedecode.drafters.base import DraftContext
+from treedecode.engines import loop
+from treedecode.engines.build import build_target
 from treedecode.engines.loop import Decoder
-from treedecode.engines.request import Request, check_budget, check_prompt
+from treedecode.engines.request import Request
+from treedecode.engines.stats import PHASES
 from treedecode.testing.drafters import AdversarialDrafter
 from treedecode.tree import DraftTree, TreeShape
 
-PROMPT = PROMPTS["longer than the window"]
+PROMPT = PROMPTS[LONG]
 
 
 def run(
@@ -29,12 +45,12 @@ def run(
 
 
 def oracle(name: str = "llama") -> AdversarialDrafter:
-    return AdversarialDrafter(PROMPT + reference(name, "longer than the window"), VOCAB)
+    return AdversarialDrafter(PROMPT + reference(name, LONG), VOCAB)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7])
 def test_max_new_tokens(count: int) -> None:
-    expected = reference("llama", "longer than the window")[:count]
+    expected = reference("llama", LONG)[:count]
     tokens, reason, decoder = run(Request(tuple(PROMPT), count, 8), oracle())
     assert (tokens, reason) == (expected, "length")
     stats = decoder.stats.build(len(tokens))
@@ -44,13 +60,61 @@ def test_max_new_tokens(count: int) -> None:
 
 def test_a_stop_token_inside_an_accepted_run_ends_the_output() -> None:
     """CASES 26, 28 and 36: cut at the stop token, wherever the tree put it."""
-    expected = reference("llama", "longer than the window")
+    expected = reference("llama", LONG)
     stop = expected[20]
     cut = expected[: expected.index(stop) + 1]
     tokens, reason, decoder = run(Request(tuple(PROMPT), 200, 12, stop_ids=frozenset([stop])), oracle())
     assert (tokens, reason) == (cut, "stop")
     stats = decoder.stats.build(len(tokens))
     assert 1 + sum(stats.emitted_per_step) == len(tokens) == stats.num_emitted
+
+
+def test_a_drafted_stop_token_that_is_rejected_ends_nothing() -> None:
+    """CASES 28."""
+    expected = reference("llama", LONG)
+    stop = next(token for token in range(VOCAB) if token not in expected[:40])
+    drafter = Fixed(lambda context: DraftTree(TreeShape.star(1), [context.token_ids[-1], stop]))
+    tokens, reason, _ = run(Request(tuple(PROMPT), 40, 4, stop_ids=frozenset([stop])), drafter)
+    assert (tokens, reason) == (expected[:40], "length")
+
+
+def test_a_stop_token_at_the_cap_and_beyond() -> None:
+    """CASES 27."""
+    expected = reference("llama", LONG)
+    place = next(i for i in range(5, 60) if expected[i] not in expected[:i])
+    for count, reason in ((place, "length"), (place + 1, "stop"), (place + 2, "stop")):
+        request = Request(tuple(PROMPT), count, 12, stop_ids=frozenset([expected[place]]))
+        assert run(request, oracle())[:2] == (expected[: min(count, place + 1)], reason)
+
+
+def test_the_first_token_may_be_the_stop() -> None:
+    expected = reference("llama", LONG)
+    tokens, reason, decoder = run(Request(tuple(PROMPT), 9, 4, stop_ids=frozenset(expected[:1])), oracle())
+    assert (tokens, reason) == (expected[:1], "stop")
+    assert decoder.stats.build(1).num_steps == 0
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 5])
+@pytest.mark.parametrize("implementation", ["fused", "transformers"])
+def test_no_position_beyond_the_longest_sequence(
+    left: int, implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CASES 9: a limit of 64, and no step has a position past the last one, drafts included."""
+    target = target_of("llama", implementation)
+    monkeypatch.setattr(target, "max_positions", 64)
+    positions = []
+    original = type(target).forward
+
+    def forward(self: Any, step: Any, *rest: Any) -> Any:
+        positions.extend(step.position_ids.tolist())
+        return original(self, step, *rest)
+
+    monkeypatch.setattr(type(target), "forward", forward)
+    prompt = tuple(1 + i % 90 for i in range(64 - left))
+    drafter = Fixed(lambda context: DraftTree(TreeShape.chain(4), [context.token_ids[-1], 3, 4, 5, 6]))
+    tokens, reason, _ = run(Request(prompt, 50, 4), drafter, target)
+    assert (len(tokens), reason) == (left, "length")
+    assert max(positions, default=0) < 64
 
 
 def test_never_beyond_the_longest_sequence() -> None:
@@ -65,16 +129,14 @@ def test_never_beyond_the_longest_sequence() -> None:
 
 
 def test_budget_zero_runs_no_drafter_and_no_planner() -> None:
-    """CASES 34."""
+    """CASES 34: what raises when it is touched is not touched."""
 
     class Bomb:
-        name = "bomb"
-
-        def __getattr__(self, name: str) -> Any:
+        def __getattribute__(self, name: str) -> Any:
             raise AssertionError(f"budget 0 must not touch {name}")
 
-    tokens, _, _ = run(Request(tuple(PROMPT), 12, 0), Bomb())
-    assert tokens == reference("llama", "longer than the window")[:12]
+    tokens, _, _ = run(Request(tuple(PROMPT), 12, 0), Bomb(), planner=Bomb())
+    assert tokens == reference("llama", LONG)[:12]
 
 
 class Fixed:
@@ -97,6 +159,17 @@ def test_a_wrong_root_is_refused() -> None:
         run(Request(tuple(PROMPT), 8, 4), drafter)
 
 
+def test_something_else_than_a_tree_is_refused() -> None:
+    drafter = Fixed(lambda context: [context.token_ids[-1], 3])  # type: ignore[arg-type,return-value]
+    with pytest.raises(TypeError, match="'fixed' must propose a DraftTree, got list"):
+        run(Request(tuple(PROMPT), 8, 4), drafter)
+
+
+def test_a_budget_needs_a_drafter() -> None:
+    with pytest.raises(ValueError, match="a budget of 4 drafted nodes needs a drafter, got None"):
+        Decoder(target_of("llama", "fused"), Request((1,), 4, 4))
+
+
 def test_another_vocabulary_is_refused_by_name() -> None:
     """CASES 35."""
     drafter = Fixed(lambda context: DraftTree(TreeShape.chain(1), [context.token_ids[-1], VOCAB]))
@@ -110,7 +183,7 @@ def test_a_draft_beyond_its_limits_is_cut() -> None:
     """A drafter that ignores max_drafted and max_depth costs nothing but its own nodes."""
     drafter = Fixed(lambda context: DraftTree(TreeShape.chain(40), [context.token_ids[-1], *range(1, 41)]))
     tokens, _, decoder = run(Request(tuple(PROMPT), 10, 4), drafter)
-    assert tokens == reference("llama", "longer than the window")[:10]
+    assert tokens == reference("llama", LONG)[:10]
     assert max(decoder.stats.nodes_per_step) <= 4
 
 
@@ -119,11 +192,88 @@ def test_second_call_equals_a_fresh_one() -> None:
     drafter = make_drafter("merged")
     target = target_of("qwen3", "fused")
     first = decode(target, PROMPT, drafter, count=60)
-    assert (
-        decode(target, PROMPTS["shorter than the window"], drafter, count=60)
-        == reference("qwen3", "shorter than the window")[:60]
-    )
+    assert decode(target, PROMPTS[SHORT], drafter, count=60) == reference("qwen3", SHORT)[:60]
     assert decode(target, PROMPT, drafter, count=60) == first
+
+
+def test_ties_take_the_lowest_id_with_trees_and_without() -> None:
+    """CASES 13: every token twice in the vocabulary, so that the best logit is always a tie."""
+    model = make_tiny("llama")
+    with torch.no_grad():
+        half = VOCAB // 2
+        model.lm_head.weight[half : 2 * half] = model.lm_head.weight[:half]
+    target = build_target(model, consume=False)
+    expected = greedy(model, PROMPT, 60)
+    assert all(token < half or token == VOCAB - 1 for token in expected)
+    assert decode(target, PROMPT, None, 0, count=60) == expected
+    for kind, drafter in drafters(PROMPT + expected).items():
+        assert decode(target, PROMPT, drafter, count=60) == expected, kind
+
+
+def test_penalties_count_the_path_of_each_node() -> None:
+    """CASES 32 in kind: with the repetition penalty a chain of one token is accepted once, then another wins."""
+    expected = decode(target_of("qwen3", "fused"), PROMPT, None, 0, count=60, repetition_penalty=3.0)
+    plain = decode(target_of("qwen3", "fused"), PROMPT, None, 0, count=60)
+    assert expected != plain
+    model_output = tiny("qwen3").generate(
+        torch.tensor([PROMPT]), max_new_tokens=60, do_sample=False, repetition_penalty=3.0
+    )
+    assert expected == model_output[0, len(PROMPT) :].tolist()
+    for kind, drafter in drafters(PROMPT + expected).items():
+        got = decode(target_of("qwen3", "fused"), PROMPT, drafter, count=60, repetition_penalty=3.0)
+        assert got == expected, kind
+    # drafts that repeat one token at every depth
+    chain = Fixed(lambda context: DraftTree(TreeShape.chain(4), [context.token_ids[-1], *[expected[0]] * 4]))
+    assert decode(target_of("qwen3", "fused"), PROMPT, chain, count=60, repetition_penalty=3.0) == expected
+
+
+def test_odd_trees() -> None:
+    """CASES 2: a star of four leaves, one node, no node at all."""
+    truth = PROMPT + reference("llama", LONG)
+    for width in (0, 1, 4):
+
+        def star(context: DraftContext, width: int = width) -> DraftTree:
+            done = len(context.token_ids)
+            leaves = [(truth[done] + 1 + i) % VOCAB for i in range(width)]
+            if width:
+                leaves[done % width] = truth[done]
+            return DraftTree(TreeShape.star(width), [context.token_ids[-1], *leaves])
+
+        tokens, _, decoder = run(Request(tuple(PROMPT), 40, 6), Fixed(star))
+        assert tokens == truth[len(PROMPT) :][:40]
+        assert set(decoder.stats.emitted_per_step[:-1]) == {2 if width else 1}
+
+
+def test_prompt_rows_of_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows reach the drafter in order, whatever the chunks."""
+    rows = []
+    for size in (256, 7):
+        monkeypatch.setattr(loop, "PREFILL_CHUNK", size)
+        seen = []
+
+        def make(context: DraftContext, seen: list[Any] = seen) -> DraftTree:
+            seen.append(context.rows)
+            return DraftTree.root_only(context.token_ids[-1])
+
+        run(Request(tuple(PROMPT), 3, 4, prompt_rows=20), Fixed(make))
+        rows.append(seen[0][0])
+    assert rows[0].top_ids.shape == (20, loop.NUM_CANDIDATES)
+    assert (rows[0].top_ids == rows[1].top_ids).all()
+
+
+def test_the_observer_sees_every_step() -> None:
+    steps = []
+
+    def observe(tree: Any, verified: Any, acceptance: Any, prefix_len: int, step_ms: Any) -> None:
+        assert len(verified.choices) == len(verified.log_norm) == tree.num_nodes
+        steps.append((prefix_len, acceptance.token_ids, set(step_ms)))
+
+    output = decode(target_of("llama", "fused"), PROMPT, oracle(), count=40, observer=observe)
+    assert [token for _, tokens, _ in steps for token in tokens] == output[1:]
+    lengths = [prefix_len for prefix_len, _, _ in steps]
+    assert lengths[0] == len(PROMPT)
+    assert [b - a for a, b in pairwise(lengths)] == [len(tokens) for _, tokens, _ in steps[:-1]]
+    assert all(phases == set(PHASES) for _, _, phases in steps)
 
 
 def test_prompt_rows_reach_the_drafter() -> None:
@@ -137,34 +287,4 @@ def test_prompt_rows_reach_the_drafter() -> None:
     rows = seen[0][0]
     assert rows.root_index == len(PROMPT) - 10
     assert list(rows.tree.token_tuple) == PROMPT[-10:]
-    assert rows.top_ids[-1, 0] == reference("llama", "longer than the window")[0]
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: check_budget(-1), ValueError, "budget must be at least 0, got -1"),
-        (lambda: check_budget(10**6), ValueError, "budget must be at most"),
-        (lambda: check_budget(2.5), TypeError, "budget must be an integer"),
-        (lambda: check_budget(True), TypeError, "budget must be an integer"),
-        (lambda: check_budget("many"), TypeError, '"auto"'),
-        (lambda: check_prompt([], 10, None), ValueError, "the prompt is empty"),
-        (lambda: check_prompt([10], 10, None), ValueError, "at most 9, got 10"),
-        (lambda: check_prompt([1.0], 10, None), TypeError, "must be an integer"),
-        (lambda: check_prompt([1] * 9, 10, 8), ValueError, "has 9 tokens, the model allows at most 8"),
-        (lambda: Decoder(target_of("llama", "fused"), Request((1,), 4, 4)), ValueError, "needs a drafter"),
-    ],
-)
-def test_bad_input_is_named(call: Callable[[], Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        call()
-
-
-def test_the_models_are_not_touched() -> None:
-    """Sharing weights with the user's model must leave it as it was."""
-    model = make_tiny("gemma3")
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    from treedecode.engines.build import build_target
-
-    decode(build_target(model, consume=False), PROMPT, oracle("gemma3"), count=20)
-    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    assert rows.top_ids[-1, 0] == reference("llama", LONG)[0]

@@ -130,15 +130,15 @@ def pack_module_linears(module: nn.Module) -> int:
     """Replaces every ``nn.Linear`` below ``module`` that can be packed, freeing its weight; returns how many.
 
     Tied weights are packed once: a linear that shares its weight with an embedding keeps the embedding's tensor
-    alive, and two linears that share one weight share the packed copy.
+    alive, and two linears that share one weight and bias share the packed copy.
     """
-    packed: dict[int, Linear] = {}
+    packed: dict[tuple[int, int | None], Linear] = {}
     count = 0
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is not nn.Linear or not can_pack(child.weight):
                 continue
-            key = child.weight.data_ptr()
+            key = (child.weight.data_ptr(), None if child.bias is None else child.bias.data_ptr())
             if key not in packed:
                 packed[key] = Linear([child.weight], [child.bias], pack=True)
             setattr(parent, name, packed[key])

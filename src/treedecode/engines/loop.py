@@ -91,7 +91,7 @@ class Decoder:
             raise ValueError(f"a budget of {request.max_drafted} drafted nodes needs a drafter, got None")
         self._target, self._request, self._observer = target, request, observer
         self._drafter = drafter if request.max_drafted else None
-        self._planner = planner
+        self._planner = planner if request.max_drafted else None
         self.stats = StatsBuilder(len(request.prompt_ids))
         self._token_ids = list(request.prompt_ids)
         room = request.max_new_tokens
