@@ -66,7 +66,7 @@ def test_compare(generate, sampling):
     assert ran.code == 0
     assert trees.startswith("trees: 24 tokens")
     assert plain.startswith("plain: 24 tokens")
-    assert "drafted" not in plain
+    assert "E[L] 1.00, 0 drafted" in plain
     assert verdict.startswith("identical output, ")
     assert verdict.endswith("x the speed of plain decoding")
     comparison = json.loads(generate("--compare", "--json", PROMPT).out)["comparison"]

@@ -99,15 +99,18 @@ def test_hub_errors(monkeypatch, error, text):
     assert text in message_of("some/model", revision="v1")
 
 
-def test_hub_snapshots_are_checked(folder, monkeypatch):
+def test_hub_snapshots(folder, monkeypatch):
     asked = []
 
     def download(name, revision, ignore_patterns):
-        asked.append((name, revision))
+        asked.append((name, revision, "*.bin" in ignore_patterns))
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert resolve_model("some/model", revision="v1") == folder
-    assert asked == [("some/model", "v1")]
+    assert asked == [("some/model", "v1", True)]
+    (folder / "model.safetensors").rename(folder / "model.bin")
+    assert resolve_model("some/model") == folder
+    assert asked[1:] == [("some/model", None, True), ("some/model", None, False)]
     (folder / "config.json").unlink()
     assert "no config.json" in message_of("some/model")

@@ -39,15 +39,11 @@ class Comparison:
 def closing_line(generation: td.Generation) -> str:
     """Counts and speed of one generation, on one line."""
     stats = generation.stats
-    parts = [
-        f"{stats.num_emitted} tokens ({generation.finish_reason})",
-        f"{stats.tokens_per_s:.1f} tokens/s",
-        f"{stats.num_forward_passes} forward passes",
-    ]
-    if stats.num_drafted:
-        parts.insert(2, f"E[L] {stats.mean_emitted_per_step:.2f}")
-        parts.append(f"{stats.num_drafted} drafted and {stats.num_accepted} accepted nodes")
-    return ", ".join(parts)
+    return (
+        f"{stats.num_emitted} tokens ({generation.finish_reason}), {stats.tokens_per_s:.1f} tokens/s, "
+        f"E[L] {stats.mean_emitted_per_step:.2f}, {stats.num_drafted} drafted and {stats.num_accepted} accepted nodes, "
+        f"{stats.num_forward_passes} forward passes"
+    )
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:

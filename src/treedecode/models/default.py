@@ -10,6 +10,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def ensure_default(stage: Progress) -> Path:
 
 
 @contextmanager
-def _lock(cache: Path, stage: Progress):
+def _lock(cache: Path, stage: Progress) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     cache.mkdir(parents=True, exist_ok=True)
@@ -107,8 +108,9 @@ def _convert(folder: Path, stage: Progress) -> None:
         shutil.rmtree(left_over)
     if (free := shutil.disk_usage(folder.parent).free) < _NEEDED_BYTES:
         raise OSError(f"{free / 1e9:.1f} GB free, {_NEEDED_BYTES / 1e9:.1f} GB needed")
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=folder.parent) as scratch:
-        with stage(f"Preparing the default model, once ({LICENSE_NOTE})"):
+    whole = stage(f"Converting the default model, once. {LICENSE_NOTE}")
+    with whole, tempfile.TemporaryDirectory(prefix=_SCRATCH_PREFIX, dir=folder.parent) as scratch:
+        with stage("Putting its parts together"):
             packed = assemble(Path(scratch, "model.gguf"))
         made = Path(scratch, "model")
         made.mkdir()

@@ -92,6 +92,9 @@ def _download(name: str, revision: str | None) -> Path:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelNotFoundError(f"no such folder: {name}; expected {_ACCEPTED}")
     try:
+        path = Path(snapshot_download(name, revision=revision, ignore_patterns=[*_IGNORED, "*.bin"]))
+        if any(path.glob("*.safetensors")):
+            return path
         return Path(snapshot_download(name, revision=revision, ignore_patterns=_IGNORED))
     except HFValidationError as error:
         raise ModelNotFoundError(f"{name!r} is no folder and no Hub id; expected {_ACCEPTED}") from error
