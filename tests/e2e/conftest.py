@@ -30,6 +30,21 @@ class Reference:
         return self.model(ids, logits_to_keep=len(token_ids)).logits[0]
 
 
+class _References(dict[str, Reference]):
+    """References by prompt name, each made when it is first asked for."""
+
+    def __init__(self, gemma: td.LoadedModel, model: Any) -> None:
+        super().__init__()
+        self._gemma, self._model = gemma, model
+
+    def __missing__(self, name: str) -> Reference:
+        prompt_ids = self._gemma.tokenizer(PROMPTS[name]).input_ids
+        ids = torch.tensor([prompt_ids])
+        output = self._model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)
+        self[name] = Reference(self._model, prompt_ids, output[0, len(prompt_ids) :].tolist())
+        return self[name]
+
+
 @pytest.fixture(scope="session")
 def gemma() -> td.LoadedModel:
     """The default model as treedecode loads it."""
@@ -47,10 +62,4 @@ def plain_model(gemma: td.LoadedModel) -> Any:
 @pytest.fixture(scope="session")
 def references(gemma: td.LoadedModel, plain_model: Any) -> dict[str, Reference]:
     """Greedy outputs of transformers for all prompts."""
-    made = {}
-    for name, text in PROMPTS.items():
-        prompt_ids = gemma.tokenizer(text).input_ids
-        ids = torch.tensor([prompt_ids])
-        output = plain_model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)
-        made[name] = Reference(plain_model, prompt_ids, output[0, len(prompt_ids) :].tolist())
-    return made
+    return _References(gemma, plain_model)

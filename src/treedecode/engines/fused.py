@@ -124,7 +124,7 @@ class FusedDecoder(Target):
                 and softcap is None
                 and model.lm_head.bias is None
             ):
-                self._head = choose_head(self._head, mapped)
+                self._head = choose_head(self._head, embedding.detach(), mapped)
             _free(model.lm_head)
         self.head_kind = self._head.kind
         self._tables: dict[str | None, tuple[Tensor, Tensor]] = {}
