@@ -337,6 +337,8 @@ def generate(
 def _as_prompts(prompts: Any) -> list[Any]:
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise TypeError(f"prompts must be text or token ids, got {prompts!r}")
     prompts = list(prompts)
     if prompts and not isinstance(prompts[0], str) and not isinstance(prompts[0], Sequence):
         return [prompts]
