@@ -55,6 +55,101 @@ def test_warpers_equal_transformers(params: dict[str, Any], warpers: list[Any]) 
     torch.testing.assert_close(processed_probs(scores, SamplingParams(**params)), expected.softmax(-1))
 
 
+def tied(vocab: int = 40) -> torch.Tensor:
+    """Rows of few levels, so that ties stand at every cut."""
+    levels = torch.randint(5, (6, vocab), generator=torch.Generator().manual_seed(0))
+    return levels.double() / 2
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 7, 39, 40, 99])
+def test_top_k_of_ties_equals_transformers(top_k: int) -> None:
+    """Ties with the k-th stay, as they do there; k may exceed the vocabulary."""
+    got = processed_probs(tied(), SamplingParams(temperature=1.0, top_k=top_k))
+    expected = TopKLogitsWarper(top_k)(torch.zeros(6, 1, dtype=torch.long), tied()).softmax(-1)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("min_p", [1e-9, 0.1, 0.36, 0.37, 1.0])
+def test_min_p_of_ties_equals_transformers(min_p: float) -> None:
+    got = processed_probs(tied(), SamplingParams(temperature=1.0, min_p=min_p))
+    expected = MinPLogitsWarper(min_p)(torch.zeros(6, 1, dtype=torch.long), tied()).softmax(-1)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("top_p", [1e-9, 0.1, 0.5, 0.9, 0.999])
+def test_a_nucleus_of_ties(top_p: float) -> None:
+    """The smallest set that reaches ``top_p``, completed by whatever is as likely as its last token."""
+    probs = tied().softmax(-1)
+    got = processed_probs(tied(), SamplingParams(temperature=1.0, top_p=top_p))
+    for row, kept in zip(probs, got > 0, strict=True):
+        assert row[kept].sum() >= top_p - 1e-12
+        least = row[kept].min()
+        assert torch.equal(kept, row >= least)
+        assert row[row > least].sum() < top_p
+
+
+def test_a_nucleus_does_not_depend_on_the_other_rows() -> None:
+    """One wide row sends the whole step another way; a narrow row with ties must not notice."""
+    generator = torch.Generator().manual_seed(0)
+    narrow = torch.randn(1, 5000, generator=generator).mul(4).round()
+    wide = torch.zeros(1, 5000)
+    params = SamplingParams(temperature=1.0, top_p=0.9)
+    alone = processed_probs(narrow, params)
+    assert torch.equal(processed_probs(torch.cat([wide, narrow]), params)[1:], alone)
+    assert 1 < int((alone > 0).sum()) < 1024
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.0, 1.7])
+def test_repetition_penalty_equals_transformers(penalty: float) -> None:
+    """Zero and both signs."""
+    scores = torch.tensor([[0.0, -1.0, 2.0, 3.0, -math.inf]], dtype=torch.float64)
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([[0, 1, 2, 4]]), scores.clone())
+    got = apply_repetition_penalty(scores, DraftTree.root_only(2), torch.tensor([0, 1, 2, 4]), penalty)
+    assert torch.equal(got, expected)
+
+
+def test_repetition_penalty_case_32_in_kind() -> None:
+    """Logits 100 and 99, history 2, drafts 1, 1, 1: the penalty falls on a node once its path holds the token."""
+    tree = DraftTree(TreeShape.chain(3), [2, 1, 1, 1])
+    scores = torch.zeros(4, 20, dtype=torch.float64)
+    scores[:, 1], scores[:, 15] = 100, 99
+    for penalty, choices in ((1.5, [1, 15, 15, 15]), (1.005, [1, 1, 1, 1])):
+        got = apply_repetition_penalty(scores, tree, torch.tensor([2]), penalty)
+        assert choose(got, SamplingParams(repetition_penalty=penalty), None).tolist() == choices
+    star = DraftTree(TreeShape.from_parents([-1, 0, 0]), [2, 1, 15])
+    got = apply_repetition_penalty(scores[:3], star, torch.tensor([2]), 1.5)
+    assert got.argmax(-1).tolist() == [1, 15, 1]  # siblings do not count for each other
+
+
+def test_half_precision_is_widened() -> None:
+    assert processed_probs(logits().bfloat16(), SamplingParams(temperature=1.0)).dtype == torch.float32
+
+
+def test_sampling_needs_uniforms() -> None:
+    with pytest.raises(ValueError, match="one uniform per row, got None"):
+        choose(logits(), SamplingParams(temperature=1.0), None)
+
+
+def test_draws_over_seeds_follow_the_distribution() -> None:
+    """One position, many seeds: another path through the keyed noise than many positions of one seed."""
+    scores = logits(1, 12)
+    params = SamplingParams(temperature=1.4, top_p=0.95, min_p=0.01)
+    probs = processed_probs(scores, params)[0]
+    draws = 4000
+    uniforms = torch.tensor([keyed_uniforms(seed, [7])[0] for seed in range(draws)])
+    counts = torch.bincount(choose(scores.expand(draws, -1), params, uniforms), minlength=12).double()
+    kept = probs > 0
+    assert counts[~kept].sum() == 0
+    statistic = ((counts - draws * probs)[kept] ** 2 / (draws * probs[kept])).sum().item()
+    assert statistic < chi2.ppf(1 - 1e-6, int(kept.sum()) - 1)
+
+
+def test_uniforms_are_in_range_and_take_large_seeds() -> None:
+    uniforms = keyed_uniforms(2**64 - 1, range(500))
+    assert 0 <= uniforms.min() < uniforms.max() < 1
+    assert len(set(uniforms.tolist())) == 500
+
+
 def test_repetition_penalty_follows_the_path() -> None:
     """Siblings do not see each other's tokens; every node sees history and its own path (CASES 32 in kind)."""
     tree = DraftTree(TreeShape.from_parents([-1, 0, 0, 1]), [7, 11, 12, 13])

@@ -43,6 +43,7 @@ def custom_generate(
     budget: int | Literal["auto"] = "auto",
     drafter: str | Drafter = "merged",
     tokenizer: Any = None,
+    stop_strings: str | list[str] | None = None,
     streamer: Any = None,
     **model_kwargs: Any,
 ) -> Tensor:
@@ -52,6 +53,9 @@ def custom_generate(
     gives what it gives alone: padding is not part of its history, so the repetition penalty does not fall on the pad
     token. The model's weights are shared, not packed: ``treedecode.load`` is faster on CPU.
 
+    ``generate`` of transformers 5.19 does not hand its ``tokenizer=`` and ``streamer=`` on to a function. Bind them:
+    ``custom_generate=functools.partial(treedecode.custom_generate, streamer=streamer)``.
+
     Args:
         model: The transformers model that ``generate`` was called on.
         input_ids: int64 ``[batch, prompt]``, left-padded where ``attention_mask`` says so.
@@ -60,8 +64,9 @@ def custom_generate(
         generation_config: The resolved configuration.
         budget: Drafted nodes per step, or "auto".
         drafter: As for ``treedecode.generate``.
-        tokenizer: Needed with ``stop_strings``.
-        streamer: Receives the tokens of every step, as for plain ``generate``.
+        tokenizer: Needed with ``stop_strings``; bind it, see above.
+        stop_strings: As for plain ``generate``: they end the output, and stay in it.
+        streamer: Receives prompt and tokens, as from plain ``generate``; bind it, see above.
         **model_kwargs: ``attention_mask`` is used; the rest of what ``generate`` passes is not needed.
 
     Returns:
@@ -80,13 +85,21 @@ def custom_generate(
     ]
     max_new_tokens = generation_config.max_length - input_ids.shape[1]
     width = check_budget(budget)
+    stop = stop_strings or generation_config.stop_strings
+    if stop and tokenizer is None:
+        raise ValueError(
+            "stop_strings need the tokenizer, which generate does not hand on: expected "
+            "custom_generate=functools.partial(treedecode.custom_generate, tokenizer=...), got None"
+        )
+    if streamer is not None:
+        streamer.put(input_ids.cpu())  # as generate does with a streamer it knows of
     outputs = []
     for prompt in prompts:
         sampling = _sampling_of(generation_config)
         request = Request(prompt, max_new_tokens, width, sampling, stops)
         proposer = make_drafter(drafter) if request.max_drafted else None
         decoder = Decoder(target, request, proposer, BudgetPlanner(cost) if width is None else None)
-        outputs.append(_run(decoder, tokenizer, generation_config.stop_strings, streamer))
+        outputs.append(_run(decoder, tokenizer, stop, streamer))
     if streamer is not None:
         streamer.end()
     pad = generation_config._pad_token_tensor
@@ -98,8 +111,6 @@ def custom_generate(
 def _run(decoder: Decoder, tokenizer: Any, stop: str | list[str] | None, streamer: Any) -> list[int]:
     text = None
     if stop:
-        if tokenizer is None:
-            raise ValueError("stop_strings need the tokenizer: pass tokenizer=... to generate, got None")
         text = TextStream(tokenizer, [stop] if isinstance(stop, str) else stop)
     output: list[int] = []
     for emission in decoder.run():
