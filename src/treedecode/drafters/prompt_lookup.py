@@ -32,7 +32,7 @@ class PromptLookupDrafter:
 
     name = "prompt-lookup"
 
-    def __init__(self, max_ngram: int = 8, min_ngram: int = 1) -> None:
+    def __init__(self, max_ngram: int = 12, min_ngram: int = 1) -> None:
         self.min_ngram = topology.count(min_ngram, "min_ngram", minimum=1)
         self.max_ngram = topology.count(max_ngram, "max_ngram", minimum=self.min_ngram)
         self.begin([])
