@@ -2,7 +2,7 @@
 
 Fitted by multinomial logistic regression with a ridge, on what followed every context that was reached while decoding
 32 tuning prompts of ten kinds (128 tokens each, greedy, Gemma 3 270M, float32) with trees of 6 and 24 drafted nodes and
-with a live budget. No tuning prompt is in a test or a benchmark.
+with a live budget. No tuning prompt is in a test or a benchmark. ``benchmarks/fit_edges.py`` repeats the fit.
 """
 
 from __future__ import annotations
