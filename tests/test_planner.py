@@ -113,19 +113,3 @@ def test_budget_is_the_argmax(seed: int) -> None:
     assert (1 + math.fsum(reach[:chosen])) / cost.ms(1 + chosen) == pytest.approx(
         (1 + math.fsum(reach[:best])) / cost.ms(1 + best), rel=1e-12
     )
-
-
-def test_a_rate_is_the_optimum_over_unequal_steps() -> None:
-    """Two kinds of steps in turn: the sizes chosen at the best long-run rate beat all others."""
-    cost = td.CostCurve([1, 9], [10.0, 18.0])
-    kinds = [[0.95**depth for depth in range(1, 9)], [0.12, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.02]]
-
-    def rate_of(sizes: tuple[int, int]) -> float:
-        tokens = sum(1 + sum(reach[:n]) for reach, n in zip(kinds, sizes, strict=True))
-        return tokens / sum(cost.ms(1 + n) for n in sizes)
-
-    best = max(((a, b) for a in range(9) for b in range(9)), key=rate_of)
-    rate = rate_of(best)
-    assert tuple(choose_budget(reach, cost, 8, rate) for reach in kinds) == best
-    alone = tuple(choose_budget(reach, cost, 8) for reach in kinds)
-    assert rate_of((alone[0], alone[1])) <= rate

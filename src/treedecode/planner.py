@@ -13,9 +13,7 @@ from treedecode.expect import RankProbs
 from treedecode.shape import TreeShape
 
 
-def choose_budget(
-    reach: Sequence[float], cost: CostCurve, max_drafted: int, rate: float | None = None
-) -> int:
+def choose_budget(reach: Sequence[float], cost: CostCurve, max_drafted: int) -> int:
     """Number of drafted nodes that gives the most tokens per millisecond.
 
     A tree of the first ``n`` nodes emits ``E(n) = 1 + sum(reach[:n])`` tokens and costs ``c(n) = cost.ms(1 +
@@ -26,10 +24,6 @@ def choose_budget(
         reach: reach probability of every drafted node, best first, as ``exp(tree.scores[1:])``.
         cost: milliseconds by number of rows.
         max_drafted: never return more.
-        rate: tokens per millisecond that decoding reaches in the long run, if known. ``None`` maximises
-            ``E(n) / c(n)`` of this step alone. With a rate, ``E(n) - rate * c(n)`` is maximised: the time of
-            this step is then valued at what it could earn elsewhere, which is the optimum over a run of
-            unequal steps (larger trees where the drafts are good, smaller ones where they are poor).
 
     Returns:
         0 (plain decoding) to ``min(len(reach), max_drafted)``.
@@ -39,14 +33,6 @@ def choose_budget(
         return 0
     ms = cost.table(1 + limit)
     best, expected = 0, 1.0
-    if rate is not None:
-        top = 1.0 - rate * ms[1]
-        for n in range(1, limit + 1):
-            expected += reach[n - 1]
-            value = expected - rate * ms[n + 1]
-            if value > top:
-                best, top = n, value
-        return best
     best_expected, best_ms = 1.0, ms[1]
     for n in range(1, limit + 1):
         expected += reach[n - 1]
