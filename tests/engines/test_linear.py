@@ -6,17 +6,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from treedecode.engines import linear as linear_module
-from treedecode.engines.linear import Linear, can_pack, pack_module_linears, probe_prepack, settle_single_rows
+from treedecode.engines.linear import Linear, can_pack, pack_module_linears, probe_prepack
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 17, 32])
-@pytest.mark.parametrize("keep_plain", [True, False])
-def test_packed_linears_equal_plain_ones(rows: int, keep_plain: bool) -> None:
+def test_packed_linears_equal_plain_ones(rows: int) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(size, 40, generator=generator) for size in (24, 8, 8)]
     biases = [torch.randn(24, generator=generator), None, torch.randn(8, generator=generator)]
     x = torch.randn(rows, 40, generator=generator)
-    packed, plain = Linear(weights, biases, True, keep_plain), Linear(weights, biases, pack=False)
+    packed, plain = Linear(weights, biases, pack=True), Linear(weights, biases, pack=False)
     assert packed.packed
     assert not plain.packed
     torch.testing.assert_close(packed(x), plain(x), rtol=1e-4, atol=1e-4)
@@ -49,17 +48,6 @@ def test_without_packing_weights_are_shared() -> None:
     made = Linear([weight], [None], pack=False)
     weight.zero_()
     assert made(torch.ones(1, 4)).equal(torch.zeros(1, 4))
-
-
-def test_single_rows_settle_for_all_or_none() -> None:
-    made = [Linear([torch.randn(8, 8)], [None], True, keep_plain=True) for _ in range(3)]
-    x = torch.randn(1, 8)
-    expected = [linear(x) for linear in made]
-    kept = settle_single_rows(made)
-    assert [linear.plain is not None for linear in made] == [kept] * 3
-    for linear, before in zip(made, expected, strict=True):
-        torch.testing.assert_close(linear(x), before)
-    assert not settle_single_rows([Linear([torch.randn(8, 8)], [None], pack=True)])
 
 
 class Tied(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -24,9 +23,7 @@ _COST_PREFIX = 64
 _COST_REPEATS = 3
 
 
-def build_target(
-    model: Any, consume: bool, implementation: Implementation = "auto", checkpoint: Path | None = None
-) -> Target:
+def build_target(model: Any, consume: bool, implementation: Implementation = "auto") -> Target:
     """A checked :class:`Target` for a transformers model.
 
     Args:
@@ -34,7 +31,6 @@ def build_target(
         consume: The target may take the model's weights apart (packing frees them); the model must not be used after.
         implementation: "fused" and "transformers" insist on one; "auto" takes fused where the family has it and it
             gives the model's own logits.
-        checkpoint: Folder the model was loaded from, see ``FusedDecoder``.
 
     Raises:
         UnsupportedModelError: The model cannot verify trees, or not with the implementation asked for.
@@ -51,7 +47,7 @@ def build_target(
             expected = reference_logits(model)
             reason = check_against(FusedDecoder(model, consume=False), expected)
             if not reason:
-                target = FusedDecoder(model, consume=consume, checkpoint=checkpoint)
+                target = FusedDecoder(model, consume=consume)
                 if consume and (wrong := check_against(target, expected)):
                     raise UnsupportedModelError(
                         f"packing the linear layers of {model_type!r} went wrong: {wrong}"

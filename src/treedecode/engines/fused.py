@@ -2,14 +2,13 @@
 
 The same arithmetic as transformers' modelling code with fewer and larger operations: query, key and value are one
 product, gate and up another; query and key are normalised and rotated together; keys and values go straight to
-their cache rows. ``probe.check_target`` compares it with the model it was made from before it is used.
+their cache rows. ``probe.check_against`` compares it with the model it was made from before it is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +17,9 @@ from torch.nn import functional as F
 
 from treedecode.attention.grouped import grouped_attention
 from treedecode.engines.cache import KVCache, LayerSpec
-from treedecode.engines.checkpoint import mapped_like
 from treedecode.engines.head import Head, choose_head
 from treedecode.engines.kernels import Kernels, choose_kernels
-from treedecode.engines.linear import Linear, settle_single_rows
+from treedecode.engines.linear import Linear
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target
 
@@ -76,12 +74,11 @@ class FusedDecoder(Target):
         model: A transformers ``*ForCausalLM``.
         consume: Free each weight of ``model`` once it is packed; ``model`` is unusable afterwards. Without it the
             weights are shared and nothing is packed.
-        checkpoint: Folder the model was loaded from; lets the embedding table stay on disk where that is possible.
     """
 
     implementation = "fused"
 
-    def __init__(self, model: Any, consume: bool, checkpoint: Path | None = None) -> None:
+    def __init__(self, model: Any, consume: bool) -> None:
         config, inner = model.config, model.model
         family = FAMILIES[config.model_type]
         embedding = inner.embed_tokens.weight
@@ -96,14 +93,11 @@ class FusedDecoder(Target):
         windows = layer_windows(config)
         self.layer_specs = [LayerSpec(config.num_key_value_heads, head_dim, window) for window in windows]
         kernels = choose_kernels(self.device, self.dtype)
-        self.kernels = kernels.name
         self._layers = []
         for index, layer in enumerate(inner.layers):
             rope_key = self._rope_key[index] if self._rope_key else None
             spec = self.layer_specs[index]
             self._layers.append(_FusedLayer(layer, family, heads, spec, rope_key, kernels, consume))
-        if consume:
-            settle_single_rows([linear for layer in self._layers for linear in layer.linears])
         # the norm before every layer, and the one after the last
         norms = [layer.input_layernorm for layer in inner.layers] + [inner.norm]
         self._norms = [_norm_weight(norm, family) for norm in norms]
@@ -113,18 +107,11 @@ class FusedDecoder(Target):
         self._head = Head(linear, softcap)
         self._embedding = embedding.detach()
         if consume:
-            # From here on nothing may hold the checkpoint's first mapping: packing made all of it resident.
+            # a copy of its own: the checkpoint's file mapping, all of it resident by now, goes with the model
+            self._embedding = self._embedding.clone()
             tied = model.lm_head.weight is embedding
-            mapped = mapped_like(checkpoint, "embed_tokens.weight", self._embedding) if checkpoint else None
-            self._embedding = self._embedding.clone() if mapped is None else mapped
-            if (
-                mapped is not None
-                and tied
-                and linear.packed
-                and softcap is None
-                and model.lm_head.bias is None
-            ):
-                self._head = choose_head(self._head, embedding.detach(), mapped)
+            if tied and linear.packed and softcap is None and model.lm_head.bias is None:
+                self._head = choose_head(self._head, self._embedding)
             _free(model.lm_head)
         self.head_kind = self._head.kind
         self._tables: dict[str | None, tuple[Tensor, Tensor]] = {}
@@ -185,7 +172,6 @@ class _FusedLayer:
         self._out = _join([attention.o_proj], consume)
         self._gate_up = _join([mlp.gate_proj, mlp.up_proj], consume)
         self._down = _join([mlp.down_proj], consume)
-        self.linears = (self._qkv, self._out, self._gate_up, self._down)
         self._activation: Callable[[Tensor], Tensor] = mlp.act_fn
         self._eps = (
             layer.input_layernorm.eps if family.norm_offset else layer.input_layernorm.variance_epsilon
@@ -238,9 +224,7 @@ def _embedding_scale(embedding: nn.Module, family: Family) -> Tensor | None:
 
 
 def _join(linears: list[Any], consume: bool) -> Linear:
-    joined = Linear(
-        [linear.weight for linear in linears], [linear.bias for linear in linears], consume, consume
-    )
+    joined = Linear([linear.weight for linear in linears], [linear.bias for linear in linears], pack=consume)
     if consume:
         for linear in linears:
             _free(linear)

@@ -70,17 +70,15 @@ class ScreenedHead(Head):
     Full logits (sampling, penalties, traces) need a packed float32 copy; it is made when they are first asked for.
 
     Args:
-        weight: Float32 ``[vocab, hidden]``, read whole here.
-        rows: The same values, read a few rows at a time later on, so it may be a fresh file mapping; by default
-            ``weight``.
+        weight: Float32 ``[vocab, hidden]``, kept; for tied weights the embedding table.
     """
 
     kind = "bfloat16-screened"
 
-    def __init__(self, weight: Tensor, rows: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor) -> None:
         self._softcap = None
         self._full: Linear | None = None
-        self._weight = weight if rows is None else rows
+        self._weight = weight
         rounded = weight.bfloat16()
         self._packed = pack_rows(rounded)
         self._weight_error = max(
@@ -145,17 +143,17 @@ def _packed_product(rows: Tensor, packed: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
 
 
-def choose_head(plain: Head, weight: Tensor, rows: Tensor, num_rows: int = 8) -> Head:
+def choose_head(plain: Head, weight: Tensor, num_rows: int = 8) -> Head:
     """The faster of a plain and a screened head on this machine, by timing both on ``num_rows`` rows.
 
     Args:
         plain: Head without soft cap over the same weight.
-        weight, rows: As for :class:`ScreenedHead`.
+        weight: As for :class:`ScreenedHead`.
         num_rows: Rows of a typical step.
     """
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return plain
-    screened = ScreenedHead(weight, rows)
+    screened = ScreenedHead(weight)
     hidden = torch.randn(num_rows, weight.shape[1], generator=torch.Generator().manual_seed(0))
     times: dict[str, float] = {}
     for _ in range(3):  # the best of three: the first runs create kernels

@@ -115,7 +115,7 @@ def load(
         model = model.to(where).eval()
         eos = model.generation_config.eos_token_id
         config = model.config
-        target = build_target(model, consume=True, implementation=implementation, checkpoint=path)
+        target = build_target(model, consume=True, implementation=implementation)
         if target.implementation == "fused":
             del model
     with stage("Measuring the cost of a step"):

@@ -7,7 +7,6 @@ repacks the weight on every call, which costs more than the product itself; a we
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Sequence
 
 import torch
@@ -56,12 +55,9 @@ class Linear(nn.Module):
         biases: A ``[out_i]`` tensor or None per weight.
         pack: Keep a copy packed for oneDNN (CPU float32) instead of the weights themselves. The caller frees the
             originals. Without it the weights are shared, not copied.
-        keep_plain: With ``pack``, also keep a plain copy for single rows; see :func:`settle_single_rows`.
     """
 
-    def __init__(
-        self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], pack: bool, keep_plain: bool = False
-    ) -> None:
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None], pack: bool) -> None:
         super().__init__()
         self.out_features = sum(weight.shape[0] for weight in weights)
         self.packed = pack and all(can_pack(weight) for weight in weights)
@@ -69,51 +65,19 @@ class Linear(nn.Module):
         bias = _joined_bias(weights, biases) if merged else None
         self._bias = bias
         self._weights = tuple(weights)
-        self.plain: Tensor | None = None
         self._biases = tuple(biases)
         if self.packed:
             whole = weights[0] if len(weights) == 1 else torch.cat(tuple(weights))
             self._weights = (pack_rows(whole),)
-            if keep_plain:
-                self.plain = whole.detach().clone() if len(weights) == 1 else whole.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         """``x``: ``[..., in]``; returns ``[..., out]`` in the dtype of ``x``."""
         if self.packed:
-            if self.plain is not None and len(x) == 1:
-                return F.linear(x, self.plain, self._bias)
             return torch.ops.mkldnn._linear_pointwise(x, self._weights[0], self._bias, "none", [], "")
         if len(self._weights) == 1:
             return F.linear(x, self._weights[0], self._bias)
         parts = [F.linear(x, weight, bias) for weight, bias in zip(self._weights, self._biases, strict=True)]
         return torch.cat(parts, dim=-1)
-
-
-def settle_single_rows(linears: Sequence[Linear]) -> bool:
-    """Times single rows through all of ``linears`` in turn, packed and plain, and drops the plain copies if slower.
-
-    Which is faster depends on the CPU. Needs linears made with ``keep_plain``.
-
-    Returns:
-        Whether the plain copies are kept.
-    """
-    plain = [linear.plain for linear in linears]
-    if any(weight is None for weight in plain):
-        return False
-    rows = [torch.randn(1, weight.shape[1]) for weight in plain if weight is not None]
-    best = {True: float("inf"), False: float("inf")}
-    for _ in range(4):  # the first round warms up; of the others the fastest counts
-        for use_plain in (True, False):
-            for linear, weight in zip(linears, plain, strict=True):
-                linear.plain = weight if use_plain else None
-            began = time.perf_counter()
-            for linear, row in zip(linears, rows, strict=True):
-                linear(row)
-            best[use_plain] = min(best[use_plain], time.perf_counter() - began)
-    keep = best[True] < 0.97 * best[False]
-    for linear, weight in zip(linears, plain, strict=True):
-        linear.plain = weight if keep else None
-    return keep
 
 
 def _joined_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:
