@@ -19,17 +19,21 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scal
     Returns:
         ``[N, num_heads * head_dim]``.
     """
+    return grouped_attention(group_heads(query, key.shape[0]), key, value, mask, scale)
+
+
+def group_heads(query: Tensor, num_kv_heads: int) -> Tensor:
+    """``[N, num_heads, head_dim]`` to ``[num_kv_heads, group * N, head_dim]``, the N rows of one head together."""
     num_rows, _, head_dim = query.shape
-    num_kv_heads = key.shape[0]
     rows = query.view(num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
-    return grouped_attention(rows.reshape(num_kv_heads, -1, head_dim), key, value, mask, scale)
+    return rows.reshape(num_kv_heads, -1, head_dim)
 
 
 def grouped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
     """:func:`tree_attention` for queries that are grouped already.
 
     Args:
-        query: ``[num_kv_heads, group * N, head_dim]``, the N rows of one query head together.
+        query: ``[num_kv_heads, group * N, head_dim]``, from :func:`group_heads`.
         key, value, mask, scale: As there.
 
     Returns:

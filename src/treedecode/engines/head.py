@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from treedecode.engines.candidates import order_candidates, top_candidates
-from treedecode.engines.linear import Linear, pack_rows
+from treedecode.engines.linear import Linear, pack_rows, packed_product
 
 # Candidates per row that are scored in float32: on text the bound leaves under ten, on noise some hundreds.
 _POOLS = (32, 1024)
@@ -99,7 +99,7 @@ class ScreenedHead(Head):
         if count > _POOLS[0]:
             return super().top(hidden, count)
         rounded = hidden.bfloat16()
-        rough = _packed_product(rounded, self._packed)
+        rough = packed_product(rounded, self._packed)
         values, ids, sure = self._score(hidden, rounded, rough, _POOLS[0], count)
         for pool in (*_POOLS[1:], None):
             if bool(sure.all()):
@@ -139,10 +139,6 @@ class ScreenedHead(Head):
         return torch.where(least >= 0, least / (1 + _RESULT_ROUNDING), least / (1 - _RESULT_ROUNDING))
 
 
-def _packed_product(rows: Tensor, packed: Tensor) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
-
-
 def choose_head(plain: Head, weight: Tensor, num_rows: int = 8) -> Head:
     """The faster of a plain and a screened head on this machine, by timing both on ``num_rows`` rows.
 
@@ -160,7 +156,7 @@ def choose_head(plain: Head, weight: Tensor, num_rows: int = 8) -> Head:
         for head in (plain, screened):
             began = time.perf_counter()
             if head is screened:
-                top_candidates(_packed_product(hidden.bfloat16(), screened._packed), _POOLS[0])
+                top_candidates(packed_product(hidden.bfloat16(), screened._packed), _POOLS[0])
             else:
                 head.top(hidden, 1)
             times[head.kind] = min(times.get(head.kind, float("inf")), time.perf_counter() - began)

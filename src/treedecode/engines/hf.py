@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from treedecode.budget import BudgetPlanner
 from treedecode.cost import CostCurve
-from treedecode.drafters import make_drafter
 from treedecode.drafters.base import Drafter
 from treedecode.engines.build import Implementation, build_target, measure_cost
 from treedecode.engines.loop import Decoder, StepObserver
@@ -22,10 +19,10 @@ from treedecode.engines.stats import GenerationStats
 from treedecode.engines.target import Target
 from treedecode.engines.text import TextStream
 from treedecode.engines.tracing import TraceObserver
-from treedecode.models import ModelNotFoundError, resolve_model
+from treedecode.models import ModelNotFoundError, Progress, resolve_model
+from treedecode.models.errors import first_line
+from treedecode.models.progress import silent
 from treedecode.trace import TraceWriter
-
-Progress = Callable[[str], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +98,7 @@ def load(
     # here, not above: importing the model classes takes a second that `import treedecode.engines` should not
     from transformers import AutoModelForCausalLM
 
-    stage = progress or _silent
+    stage = progress or silent
     where, kind = _check_device(device), _check_dtype(dtype)
     path = resolve_model(str(name_or_path), revision=revision, progress=progress)
     tokenizer = _load_tokenizer(path)
@@ -110,28 +107,17 @@ def load(
             model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=kind, local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
             raise ModelNotFoundError(
-                f"{path} holds no loadable causal language model: {_first_line(error)}"
+                f"{path} holds no loadable causal language model: {first_line(error)}"
             ) from error
         model = model.to(where).eval()
         eos = model.generation_config.eos_token_id
         config = model.config
         target = build_target(model, consume=True, implementation=implementation)
-        if target.implementation == "fused":
-            del model
+        del model  # the target keeps what it needs of it
     with stage("Measuring the cost of a step"):
         cost = measure_cost(target)
     stops = check_stop_ids(eos if eos is not None else tokenizer.eos_token_id)
     return LoadedModel(path, tokenizer, config, target, stops, cost)
-
-
-class _silent:
-    def __init__(self, _stage: str) -> None: ...
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0]
 
 
 def _check_device(device: str | torch.device | None) -> torch.device:
@@ -141,7 +127,7 @@ def _check_device(device: str | torch.device | None) -> torch.device:
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {str(device)!r} is not available here: {_first_line(error)}") from error
+        raise ValueError(f"device {str(device)!r} is not available here: {first_line(error)}") from error
 
 
 def _check_dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
@@ -162,7 +148,7 @@ def _load_tokenizer(path: Path) -> Any:
         return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise ModelNotFoundError(
-            f"{path} has no loadable tokenizer ({_first_line(error)}); save one there with tokenizer.save_pretrained"
+            f"{path} has no loadable tokenizer ({first_line(error)}); save one there with tokenizer.save_pretrained"
         ) from error
 
 
@@ -290,10 +276,7 @@ def stream(
             "drafter": getattr(drafter, "name", drafter),
         }
         observer = TraceObserver(trace, model, request, settings, observer)
-    # budget=0 touches neither drafter nor planner
-    proposer = make_drafter(drafter) if request.max_drafted else None
-    planner = BudgetPlanner(model.cost) if request.budget is None else None
-    decoder = Decoder(target, request, proposer, planner, observer)
+    decoder = Decoder.of(target, request, drafter, model.cost, observer)
     return Stream(decoder, TextStream(model.tokenizer, stops))
 
 

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from treedecode.budget import BudgetPlanner
 from treedecode.cost import CostCurve
-from treedecode.drafters import make_drafter
 from treedecode.drafters.base import Drafter
 from treedecode.engines.build import build_target, measure_cost
 from treedecode.engines.loop import Decoder
@@ -97,8 +95,7 @@ def custom_generate(
     for prompt in prompts:
         sampling = _sampling_of(generation_config)
         request = Request(prompt, max_new_tokens, width, sampling, stops)
-        proposer = make_drafter(drafter) if request.max_drafted else None
-        decoder = Decoder(target, request, proposer, BudgetPlanner(cost) if width is None else None)
+        decoder = Decoder.of(target, request, drafter, cost)
         outputs.append(_run(decoder, tokenizer, stop, streamer))
     if streamer is not None:
         streamer.end()

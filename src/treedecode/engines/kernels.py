@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from treedecode.attention.grouped import group_heads
+
 
 class Kernels(NamedTuple):
     """Two operations on the rows of a step.
@@ -55,8 +57,7 @@ def _rotate_and_store(
     query_key = torch.addcmul(query_key * cos, query_key.roll(dim // 2, -1), sin)
     keys[:, first : first + num_rows].copy_(query_key[:, num_heads:].transpose(0, 1))
     values[:, first : first + num_rows].copy_(heads[:, rotated:].transpose(0, 1))
-    grouped = query_key[:, :num_heads].view(num_rows, num_kv_heads, -1, dim).permute(1, 2, 0, 3)
-    return grouped.reshape(num_kv_heads, -1, dim)
+    return group_heads(query_key[:, :num_heads], num_kv_heads)
 
 
 def _add_norm(hidden: Tensor, mixed: Tensor, post: Tensor | None, pre: Tensor, eps: float) -> Tensor:

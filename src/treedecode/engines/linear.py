@@ -29,8 +29,7 @@ def probe_prepack() -> str:
     try:
         weight = torch.linspace(-1, 1, 48 * 32).view(48, 32)
         rows = torch.linspace(-1, 1, 3 * 32).view(3, 32)
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS)
-        got = torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
+        got = packed_product(rows, pack_rows(weight))
     except (AttributeError, RuntimeError, NotImplementedError) as error:
         return f"the oneDNN linear operators do not run: {str(error).splitlines()[0]}"
     worst = (got - F.linear(rows, weight)).abs().max().item()
@@ -45,6 +44,11 @@ def can_pack(weight: Tensor) -> bool:
 def pack_rows(weight: Tensor) -> Tensor:
     """A copy of ``weight`` (``[out, in]``) in oneDNN's own layout for thin inputs."""
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _PACK_ROWS)
+
+
+def packed_product(rows: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``rows @ weight.T + bias`` for a weight from :func:`pack_rows`; ``[..., out]`` in the dtype of both."""
+    return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
 
 
 class Linear(nn.Module):
@@ -62,8 +66,7 @@ class Linear(nn.Module):
         self.out_features = sum(weight.shape[0] for weight in weights)
         self.packed = pack and all(can_pack(weight) for weight in weights)
         merged = self.packed or len(weights) == 1
-        bias = _joined_bias(weights, biases) if merged else None
-        self._bias = bias
+        self._bias = _joined_bias(weights, biases) if merged else None
         self._weights = tuple(weights)
         self._biases = tuple(biases)
         if self.packed:
@@ -73,7 +76,7 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``x``: ``[..., in]``; returns ``[..., out]`` in the dtype of ``x``."""
         if self.packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self._weights[0], self._bias, "none", [], "")
+            return packed_product(x, self._weights[0], self._bias)
         if len(self._weights) == 1:
             return F.linear(x, self._weights[0], self._bias)
         parts = [F.linear(x, weight, bias) for weight, bias in zip(self._weights, self._biases, strict=True)]

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from treedecode.accept import Acceptance, accept_greedy, truncate_at_stop
 from treedecode.budget import BudgetPlanner
+from treedecode.cost import CostCurve
+from treedecode.drafters import make_drafter
 from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
 from treedecode.engines.candidates import top_candidates
 from treedecode.engines.request import Request
@@ -99,6 +101,20 @@ class Decoder:
             room = min(room, target.max_positions - len(request.prompt_ids))
         self._max_new_tokens = room
         self._rows: list[VerifiedRows] = []
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        request: Request,
+        drafter: str | Drafter,
+        cost: CostCurve,
+        observer: StepObserver | None = None,
+    ) -> Decoder:
+        """A decoder with the drafter and planner that the request's budget asks for; none of either with budget 0."""
+        proposer = make_drafter(drafter) if request.max_drafted else None
+        planner = BudgetPlanner(cost) if request.budget is None else None
+        return cls(target, request, proposer, planner, observer)
 
     @torch.inference_mode()
     def _start(self) -> Emission:

@@ -71,9 +71,8 @@ def _check_folder(path: Path) -> None:
             )
     for weights in path.glob("*.safetensors"):
         try:
-            safe_open(
-                weights, "numpy"
-            ).__enter__()  # reads the header and checks it against the file's length
+            with safe_open(weights, "numpy"):  # reads the header and checks it against the file's length
+                pass
         except SafetensorError as error:
             raise ModelNotFoundError(f"{weights} is damaged: {first_line(error)}; get it again") from error
 
