@@ -16,7 +16,7 @@ PACKAGE = Path(treedecode.__path__[0])
 # A module may import its own layer and those below. A new top-level module needs a place here.
 LAYERS = [
     ["topology", "mask", "interchange", "shape", "tree", "batch"],
-    ["accept", "expect", "cost"],
+    ["accept", "expect", "acceptance", "reliability", "cost"],
     ["planner", "budget", "kv"],
     ["drafters", "attention", "models", "trace"],
     ["engines", "vllm"],
