@@ -86,6 +86,13 @@ def generate(
         ),
     ] = False,
     trace: Annotated[Path | None, typer.Option(help="Write every step to this file as JSON lines.")] = None,
+    dense: Annotated[
+        bool,
+        typer.Option(
+            "--dense",
+            help="Draft at every output position, for traces that replay can answer most from; slow.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> int:
     """Generate text with tree speculative decoding.
@@ -104,7 +111,10 @@ def generate(
         "repetition_penalty": repetition_penalty,
         "seed": seed,
         "stop": stop,
+        "dense": dense,
     }
+    if dense and (trace is None or compare):
+        raise typer.TyperException("--dense records a trace: expected --trace FILE, and no --compare")
     if compare and options["budget"] == 0:
         raise typer.TyperException(
             "--compare compares with plain decoding, which --budget 0 is: expected a budget above 0"

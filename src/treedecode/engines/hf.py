@@ -67,7 +67,7 @@ class LoadedModel:
 
     @property
     def head(self) -> str:
-        """Code that finds the best tokens of the vocabulary: "float32" or "bfloat16-screened" (exact all the same)."""
+        """Code that finds the best tokens of the vocabulary: "float32" or "int8-screened" (exact all the same)."""
         return self.target.head_kind
 
 
@@ -232,6 +232,7 @@ def stream(
     eos_token_id: int | Sequence[int] | Literal["model"] | None = "model",
     trace: TraceWriter | None = None,
     observer: StepObserver | None = None,
+    dense: bool = False,
 ) -> Stream:
     """Generates one output piece by piece; the pieces add up to what :func:`generate` returns.
 
@@ -249,6 +250,8 @@ def stream(
         eos_token_id: Stop tokens; "model" takes the model's own, None none.
         trace: Receives a header and one record per step.
         observer: Called after every step with tree, target rows and acceptance.
+        dense: Draft and verify at every output position and commit one token each time, as a trace that is to be
+            replayed needs it (slower than plain decoding, same output). Budget "auto" then keeps trees whole.
 
     Raises:
         TypeError, ValueError: Bad input, naming the rule, what was expected and what was got.
@@ -267,6 +270,7 @@ def stream(
         check_budget(budget),
         sampling,
         model.eos_token_ids if eos_token_id == "model" else check_stop_ids(eos_token_id),
+        dense=dense,
     )
     stops = _check_stops(stop)
     if trace is not None:
@@ -274,6 +278,7 @@ def stream(
             "max_new_tokens": max_new_tokens,
             "budget": budget,
             "drafter": getattr(drafter, "name", drafter),
+            "dense": dense,
         }
         observer = TraceObserver(trace, model, request, settings, observer)
     decoder = Decoder.of(target, request, drafter, model.cost, observer)

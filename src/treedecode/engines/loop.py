@@ -113,7 +113,8 @@ class Decoder:
     ) -> Decoder:
         """A decoder with the drafter and planner that the request's budget asks for; none of either with budget 0."""
         proposer = make_drafter(drafter) if request.max_drafted else None
-        planner = BudgetPlanner(cost) if request.budget is None else None
+        # a dense trace wants whole trees: replay cuts them
+        planner = BudgetPlanner(cost) if request.budget is None and not request.dense else None
         return cls(target, request, proposer, planner, observer)
 
     @torch.inference_mode()
@@ -169,6 +170,8 @@ class Decoder:
         verified = self._judge(features, tree)
         stats.end_phase("head")
         walked = accept_greedy(tree, verified.choices)
+        if self._request.dense:
+            walked = Acceptance([0], walked.token_ids[:1], 0)  # the next position gets a tree of its own
         token_ids, reason = truncate_at_stop(walked.token_ids, self._request.stop_ids, remaining)
         accepted = walked.cut(len(token_ids))
         self.cache.commit(accepted.path)

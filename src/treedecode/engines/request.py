@@ -25,6 +25,8 @@ class Request:
         sampling: How the target chooses.
         stop_ids: Token ids that end the output; the stop token itself is emitted.
         prompt_rows: The target's candidates after this many of the last prompt tokens are shown to the drafter.
+        dense: Verify the whole tree, but commit one token, so that every output position has a tree: for traces. The
+            output is the same.
     """
 
     prompt_ids: tuple[int, ...]
@@ -33,6 +35,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
     prompt_rows: int = 0
+    dense: bool = False
 
     @property
     def max_drafted(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from treedecode.accept import Acceptance
@@ -35,6 +36,8 @@ class TraceObserver:
                 "dtype": str(model.dtype).removeprefix("torch."),
                 "device": str(model.device),
                 "implementation": model.implementation,
+                "max_positions": model.target.max_positions,
+                "cost": json.loads(model.cost.to_json()),
                 "prompt_ids": list(request.prompt_ids),
                 "settings": settings | sampling | {"stop_ids": sorted(request.stop_ids)},
             }
