@@ -16,8 +16,8 @@ PACKAGE = Path(treedecode.__path__[0])
 # A module may import its own layer and those below. A new top-level module needs a place here.
 LAYERS = [
     ["topology", "mask", "interchange", "shape", "tree", "batch"],
-    ["accept", "expect", "acceptance", "reliability", "cost", "surface"],
-    ["planner", "allocate", "buckets", "guard", "budget", "kv"],
+    ["accept", "expect", "acceptance", "reliability", "cost", "roofline", "surface"],
+    ["planner", "allocate", "buckets", "guard", "budget", "kv", "sweep"],
     ["drafters", "attention", "models", "trace"],
     ["engines", "vllm"],
     ["bench", "cli"],
