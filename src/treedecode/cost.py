@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -60,17 +61,14 @@ class CostCurve:
         by_count: dict[int, list[float]] = {}
         for count, time in zip(counts, times, strict=True):
             by_count.setdefault(count, []).append(time)
-        pools: list[tuple[float, int]] = []  # (mean, number of points), never falling
-        for count in sorted(by_count):
-            repeats = sorted(by_count[count])
-            mean = (repeats[(len(repeats) - 1) // 2] + repeats[len(repeats) // 2]) / 2
-            size = 1
-            while pools and pools[-1][0] > mean:
-                other, other_size = pools.pop()
-                mean = (mean * size + other * other_size) / (size + other_size)
-                size += other_size
-            pools.append((mean, size))
-        return cls(sorted(by_count), [mean for mean, size in pools for _ in range(size)])
+        return cls(
+            sorted(by_count),
+            never_falling([statistics.median(by_count[count]) for count in sorted(by_count)]),
+        )
+
+    def at(self, prefix_len: int) -> CostCurve:
+        """Itself: a curve holds for every context. ``CostSurface.at`` gives the curve of one context."""
+        return self
 
     def ms(self, num_rows: int) -> float:
         """Milliseconds of a forward pass of ``num_rows`` rows. ``ValueError`` below 1."""
@@ -131,7 +129,7 @@ def _check_points(rows: Sequence[int], ms: Sequence[float]) -> tuple[tuple[int, 
     counts = topology.int_tuple(rows, "row count", "point")
     if not counts:
         raise ValueError("a cost curve needs at least one measured point, got none")
-    times = tuple(_as_ms(value) for value in ms)
+    times = tuple(as_ms(value) for value in ms)
     if len(times) != len(counts):
         raise ValueError(f"expected one time per row count: {len(counts)} row counts, got {len(times)} times")
     if min(counts) < 1:
@@ -139,7 +137,21 @@ def _check_points(rows: Sequence[int], ms: Sequence[float]) -> tuple[tuple[int, 
     return counts, times
 
 
-def _as_ms(value: object) -> float:
+def never_falling(values: Sequence[float]) -> list[float]:
+    """The nearest list, in least squares, that never falls: adjacent violators are pooled to their mean."""
+    pools: list[tuple[float, int]] = []  # (mean, number of values)
+    for mean in values:
+        size = 1
+        while pools and pools[-1][0] > mean:
+            other, other_size = pools.pop()
+            mean = (mean * size + other * other_size) / (size + other_size)
+            size += other_size
+        pools.append((mean, size))
+    return [mean for mean, size in pools for _ in range(size)]
+
+
+def as_ms(value: object) -> float:
+    """``value`` as milliseconds; ``TypeError`` for what is no number, ``ValueError`` unless positive and finite."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
