@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from treedecode.kv import commit_path
     from treedecode.models import ModelNotFoundError
     from treedecode.planner import plan_tree
+    from treedecode.roofline import Roofline
+    from treedecode.surface import CostSurface
     from treedecode.trace import TraceWriter, read_trace
     from treedecode.tree import DraftTree, TreeShape
 
@@ -29,12 +31,14 @@ _HOME = {
     "Acceptance": "accept",
     "Chunk": "engines.hf",
     "CostCurve": "cost",
+    "CostSurface": "surface",
     "DraftContext": "drafters.base",
     "DraftTree": "tree",
     "Drafter": "drafters.base",
     "Generation": "engines.hf",
     "LoadedModel": "engines.hf",
     "ModelNotFoundError": "models",
+    "Roofline": "roofline",
     "TraceWriter": "trace",
     "TreeShape": "tree",
     "UnsupportedModelError": "engines.target",
@@ -56,12 +60,14 @@ __all__ = [
     "Acceptance",
     "Chunk",
     "CostCurve",
+    "CostSurface",
     "DraftContext",
     "DraftTree",
     "Drafter",
     "Generation",
     "LoadedModel",
     "ModelNotFoundError",
+    "Roofline",
     "TraceWriter",
     "TreeShape",
     "UnsupportedModelError",
