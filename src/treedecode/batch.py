@@ -1,4 +1,4 @@
-"""Many trees at once: checked rows in, padded arrays out, and SGLang's batched layout.
+"""Many trees at once: checked rows in, padded arrays out, fixed sizes, and SGLang's batched layout.
 
 Errors name the row and, within it, the node.
 """
@@ -46,6 +46,65 @@ def pad_trees(trees: Sequence[DraftTree], width: int | None = None) -> PaddedBat
         parents[row, : tree.num_nodes] = tree.parents
         token_ids[row, : tree.num_nodes] = tree.token_ids
     return PaddedBatch(parents, token_ids, np.array([tree.num_nodes for tree in trees], np.int64))
+
+
+@dataclass(frozen=True)
+class BucketBatch:
+    """Trees as arrays of a fixed size, as a captured graph needs them, with padding that no walk can accept.
+
+    A padding node stands behind all nodes of its row. It has no parent and no child; its token, -1, is no token
+    that a target can choose; it sees itself alone (a row that sees nothing has no softmax), and no node sees it. So
+    it is in no path, a commit never moves it, and its cache row is dead like that of a rejected node. Rows from
+    ``num_requests`` on are padding from their root on; what a walk says of them is to be dropped.
+
+    Attributes:
+        parents: int64 ``[B, N]``; -1 for the root and for padding.
+        token_ids: int64 ``[B, N]``, for the walk; -1 for padding.
+        input_ids: int64 ``[B, N]``, for the embedding; 0, a valid id, for padding.
+        depths: int64 ``[B, N]``; 0 for padding, so that its position is one that the root has, too.
+        mask: bool ``[B, N, N]``, the tree masks; padding sees itself.
+        sees_prefix: bool ``[B, N]``, the nodes: they see what is cached, padding does not.
+        num_nodes: int64 ``[B]``, the nodes before the padding, as ``walk_batch`` takes it; 1 for rows without
+            request.
+        num_requests: rows that are requests.
+    """
+
+    parents: np.ndarray
+    token_ids: np.ndarray
+    input_ids: np.ndarray
+    depths: np.ndarray
+    mask: np.ndarray
+    sees_prefix: np.ndarray
+    num_nodes: np.ndarray
+    num_requests: int
+
+
+def pad_to_bucket(trees: Sequence[DraftTree], num_drafted: int, batch_size: int | None = None) -> BucketBatch:
+    """Pad every tree to ``num_drafted`` drafted nodes, and the batch to ``batch_size`` rows (none if not given).
+
+    Raises:
+        TypeError, ValueError: a count is no integer or negative; a tree has more drafted nodes (its row is named);
+            there are more trees than rows.
+    """
+    width = 1 + count(num_drafted, "num_drafted")
+    size = len(trees) if batch_size is None else count(batch_size, "batch_size")
+    if len(trees) > size:
+        raise ValueError(f"expected at most batch_size = {size} trees, got {len(trees)}")
+    padded = pad_trees(trees, width)
+    parents = np.full((size, width), -1, np.int64)
+    input_ids, depths = np.zeros((2, size, width), np.int64)
+    mask = np.zeros((size, width, width), np.bool_)
+    mask[:] = np.eye(width, dtype=np.bool_)
+    num_nodes = np.ones(size, np.int64)
+    rows = len(trees)
+    parents[:rows], input_ids[:rows], num_nodes[:rows] = padded.parents, padded.token_ids, padded.num_nodes
+    for row, tree in enumerate(trees):
+        depths[row, : tree.num_nodes] = tree.depths
+        mask[row, : tree.num_nodes, : tree.num_nodes] = tree.shape.mask()
+    sees_prefix = np.arange(width) < num_nodes[:, None]
+    sees_prefix[rows:] = False
+    token_ids = np.where(sees_prefix, input_ids, -1)
+    return BucketBatch(parents, token_ids, input_ids, depths, mask, sees_prefix, num_nodes, rows)
 
 
 def check_trees(
