@@ -12,6 +12,7 @@ from treedecode.drafters import make_drafter
 from treedecode.engines.loop import Decoder
 from treedecode.engines.request import Request
 from treedecode.engines.sampling import SamplingParams
+from treedecode.replay.recording import tails
 from treedecode.testing.drafters import AdversarialDrafter
 
 PROMPT = PROMPTS[LONG]
@@ -74,3 +75,28 @@ def test_the_drafter_sees_every_row_once() -> None:
     assert all([rows.path for rows in context.rows] == [(0,)] for context in contexts[1:])
     first = len(PROMPT)
     assert [c.rows[0].root_index for c in contexts[1:]] == list(range(first, first + len(contexts) - 1))
+
+
+def test_the_drafter_is_not_shown_the_output_to_come() -> None:
+    """Rows of right drafts would be answers: what the target says after output that is not there yet."""
+    seen = []
+
+    class Watched(AdversarialDrafter):
+        def propose(self, context: Any) -> Any:
+            seen.append((list(context.token_ids), context.rows))
+            return super().propose(context)
+
+    expected = reference("llama", LONG)
+    _, steps = run(Watched(PROMPT + expected, VOCAB), 12, 60)
+    num_right = num_shown = 0
+    for (text, rows), (tree, verified, *_) in zip(seen[1:], steps, strict=False):
+        (given,) = rows
+        ids = given.tree.token_tuple
+        num_right += text[-1] in [tree.token_tuple[node] for node in tree.shape.children(0)]
+        assert text[-1] not in [ids[node] for node in given.tree.shape.children(0)]
+        # what is shown is what was verified
+        places = {tail: node for node, tail in enumerate(tails(tree))}
+        for node, tail in enumerate(tails(given.tree)):
+            assert given.top_ids[node].tolist() == verified.top_ids[places[tail]].tolist()
+            num_shown += 1
+    assert num_right > 20 and num_shown > 200

@@ -17,6 +17,7 @@ from treedecode.cost import CostCurve
 from treedecode.drafters import make_drafter
 from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
 from treedecode.engines.candidates import top_candidates
+from treedecode.engines.dense import as_if_missed
 from treedecode.engines.request import Request
 from treedecode.engines.sampling import apply_repetition_penalty, choose, keyed_uniforms
 from treedecode.engines.stats import StatsBuilder
@@ -169,16 +170,17 @@ class Decoder:
         stats.end_phase("forward")
         verified = self._judge(features, tree)
         stats.end_phase("head")
-        walked = accept_greedy(tree, verified.choices)
+        walk = walked = accept_greedy(tree, verified.choices)
         if self._request.dense:
-            walked = Acceptance([0], walked.token_ids[:1], 0)  # the next position gets a tree of its own
+            walked = Acceptance([0], walk.token_ids[:1], 0)  # the next position gets a tree of its own
         token_ids, reason = truncate_at_stop(walked.token_ids, self._request.stop_ids, remaining)
         accepted = walked.cut(len(token_ids))
         self.cache.commit(accepted.path)
         if self._drafter is not None:
             path = tuple(accepted.path)
             root_index = len(self._token_ids) - 1
-            self._rows.append(VerifiedRows(tree, root_index, path, verified.top_ids, verified.top_logits))
+            rows = VerifiedRows(tree, root_index, path, verified.top_ids, verified.top_logits)
+            self._rows.append(as_if_missed(rows, walk.path) if self._request.dense else rows)
         self._token_ids.extend(token_ids)
         stats.end_phase("commit")
         stats.end_step(tree.num_drafted, accepted.num_accepted, len(token_ids))

@@ -1,0 +1,3 @@
+"""Replay: what other trees would have done on recorded generations, without running the model."""
+
+from __future__ import annotations
