@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from treedecode.cost import CostCurve
 from treedecode.planner import choose_budget
+from treedecode.surface import Cost
 from treedecode.tree import DraftTree
 
 # Beta prior of an edge whose drafter gives no score: (accepted, seen), by rank among siblings.
@@ -21,17 +21,17 @@ class BudgetPlanner:
     behind the text and was 5% slower on the tuning prompts.
 
     Args:
-        cost: Milliseconds by number of rows, of the machine and model in use.
+        cost: Milliseconds by number of rows and context, of the machine and model in use.
     """
 
-    def __init__(self, cost: CostCurve) -> None:
+    def __init__(self, cost: Cost) -> None:
         self._cost = cost
         self._edges: dict[tuple[int, int], list[float]] = {}
 
-    def cut(self, tree: DraftTree) -> DraftTree:
-        """The best prefix of ``tree``."""
+    def cut(self, tree: DraftTree, prefix_len: int = 0) -> DraftTree:
+        """The best prefix of ``tree`` for a step after ``prefix_len`` cached tokens."""
         reach = self._reach(tree)
-        return tree.prefix(choose_budget(reach, self._cost, tree.num_drafted))
+        return tree.prefix(choose_budget(reach, self._cost.at(prefix_len), tree.num_drafted))
 
     def record(self, tree: DraftTree, path: Sequence[int]) -> None:
         """Learns from a verified step: the tree as verified and the accepted nodes, root first."""

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from treedecode.accept import Acceptance, accept_greedy, truncate_at_stop
 from treedecode.budget import BudgetPlanner
-from treedecode.cost import CostCurve
 from treedecode.drafters import make_drafter
 from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
 from treedecode.engines.candidates import top_candidates
@@ -23,6 +22,7 @@ from treedecode.engines.sampling import apply_repetition_penalty, choose, keyed_
 from treedecode.engines.stats import StatsBuilder
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target
+from treedecode.surface import Cost
 from treedecode.tree import DraftTree
 
 # Candidates per verified row that drafters and traces see.
@@ -109,7 +109,7 @@ class Decoder:
         target: Target,
         request: Request,
         drafter: str | Drafter,
-        cost: CostCurve,
+        cost: Cost,
         observer: StepObserver | None = None,
     ) -> Decoder:
         """A decoder with the drafter and planner that the request's budget asks for; none of either with budget 0."""
@@ -204,7 +204,7 @@ class Decoder:
             )
         tree = tree.prefix(max_drafted).within_depth(max_depth)
         check_draft(tree, self._token_ids[-1], self._target.vocab_size, self._drafter.name)
-        return tree if self._planner is None else self._planner.cut(tree)
+        return tree if self._planner is None else self._planner.cut(tree, self.cache.length)
 
     def _judge(self, features: Tensor, tree: DraftTree) -> Verified:
         """The target's choice and best candidates after every node; the one host synchronisation of a step."""
