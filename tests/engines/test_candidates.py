@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treedecode.engines.candidates import top_candidates
-from treedecode.engines.head import Head, ScreenedHead
+from treedecode.engines.head import Head, ScreenedHead, _Piece, probe_int8
 from treedecode.engines.linear import Linear
 
 
@@ -38,8 +38,8 @@ def test_screened_head_is_exact(spread: float) -> None:
     torch.testing.assert_close(values, expected_values, rtol=1e-4, atol=1e-5)
 
 
-def test_screened_head_sees_winners_that_bfloat16_hides() -> None:
-    """Rows that differ by less than bfloat16 can tell: the bound must keep them all, or fall back."""
+def test_screened_head_sees_winners_that_int8_hides() -> None:
+    """Rows that differ by less than int8 can tell: the bound must keep them all, or fall back."""
     generator = torch.Generator().manual_seed(2)
     base = torch.randn(1, 64, generator=generator)
     weight = base + 1e-4 * torch.randn(4096, 64, generator=generator)
@@ -47,3 +47,41 @@ def test_screened_head_sees_winners_that_bfloat16_hides() -> None:
     screened = ScreenedHead(weight)
     assert torch.equal(screened.top(hidden, 1)[1][:, 0], (hidden.double() @ weight.double().T).argmax(-1))
     assert screened.num_fallbacks > 0
+
+
+@settings(max_examples=30)
+@given(
+    vocab=st.integers(1100, 40000), outlier=st.sampled_from([1.0, 1e3, 1e-2, 0.0]), rows=st.integers(1, 9),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_the_stated_error_covers_every_rough_logit(vocab: int, outlier: float, rows: int, seed: int) -> None:
+    """Against float64, with one column far larger or smaller than the rest, and hidden rows of all magnitudes."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(vocab, 64, generator=generator)
+    weight[:, 3] *= outlier
+    if outlier == 1.0:  # int8 holds these exactly: what is left is the rounding of the hidden rows
+        weight = torch.randint(-127, 128, (vocab, 64), generator=generator).float()
+        weight[0], weight[:, 0] = 127, 127
+    hidden = torch.randn(rows, 64, generator=generator) * torch.logspace(-3, 3, rows)[:, None]
+    exact = hidden.double() @ weight.double().T
+    rough, unit, error = ScreenedHead(weight).screen(hidden)
+    assert ((rough.double() * unit[:, None] - exact).abs().amax(1) <= error * unit).all()
+
+
+def test_rows_of_zeros_and_of_no_numbers_fall_back() -> None:
+    """No id stands out of a zero row, and nothing can be said of one with a NaN: both get full logits."""
+    weight = torch.randn(4096, 64, generator=torch.Generator().manual_seed(3))
+    hidden = torch.zeros(2, 64)
+    hidden[1, 5] = float("nan")
+    screened = ScreenedHead(weight)
+    values, ids = screened.top(hidden, 1)
+    assert ids[0, 0] == 0 and values[0, 0] == 0 and values[1, 0].isnan()
+    assert screened.num_fallbacks == 2
+
+
+def test_int8_probe_finds_a_product_that_saturates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on processors that add pairs of products in 16 bits."""
+    assert probe_int8() == ""
+    exact = _Piece.product
+    monkeypatch.setattr(_Piece, "product", lambda self, rows: exact(self, rows).clamp(-32768, 32767))
+    assert "off by" in probe_int8()
