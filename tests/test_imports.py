@@ -18,7 +18,7 @@ LAYERS = [
     ["topology", "mask", "interchange", "shape", "tree", "batch"],
     ["accept", "expect", "acceptance", "reliability", "cost", "roofline", "surface"],
     ["planner", "allocate", "buckets", "guard", "budget", "kv", "sweep"],
-    ["drafters", "attention", "models", "trace", "replay"],
+    ["drafters", "attention", "models", "calibration", "trace", "replay"],
     ["engines", "vllm"],
     ["bench", "cli"],
 ]
