@@ -137,7 +137,8 @@ def test_resident_memory(gemma: td.LoadedModel) -> None:
     code = f"""
 import os, torch, transformers.models.gemma3.modeling_gemma3
 from transformers import AutoModelForCausalLM
-from treedecode.engines.build import build_target, measure_cost
+from treedecode.engines.build import build_target
+from treedecode.engines.measure import measure_cost
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
 before = resident()

@@ -9,7 +9,7 @@ import pytest
 import transformers as hf
 
 from tests.engines.tiny import LONG, PROMPTS, VOCAB, decode, greedy, target_of, tiny
-from treedecode.engines.build import build_target, measure_cost
+from treedecode.engines.build import build_target
 from treedecode.engines.target import UnsupportedModelError
 from treedecode.testing.drafters import AdversarialDrafter
 
@@ -170,9 +170,3 @@ def test_an_unknown_implementation_is_refused() -> None:
 def test_auto_takes_fused_where_it_agrees() -> None:
     assert build_target(tiny("llama"), consume=False).implementation == "fused"
     assert build_target(tiny("olmo2"), consume=False).implementation == "transformers"
-
-
-def test_measured_cost_never_falls() -> None:
-    curve = measure_cost(target_of("llama", "fused"))
-    assert curve.rows[0] == 1
-    assert all(later >= earlier > 0 for earlier, later in zip(curve.ms_at, curve.ms_at[1:], strict=False))

@@ -1,155 +1,22 @@
-"""Hugging Face models: load, generate, stream."""
+"""Hugging Face models: generate and stream."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from treedecode.cost import CostCurve
 from treedecode.drafters.base import Drafter
-from treedecode.engines.build import Implementation, build_target, measure_cost
+from treedecode.engines.load import LoadedModel, load
 from treedecode.engines.loop import Decoder, StepObserver
 from treedecode.engines.request import Request, check_budget, check_count, check_prompt, check_stop_ids
 from treedecode.engines.sampling import SamplingParams
 from treedecode.engines.stats import GenerationStats
-from treedecode.engines.target import Target
 from treedecode.engines.text import TextStream
 from treedecode.engines.tracing import TraceObserver
-from treedecode.models import ModelNotFoundError, Progress, resolve_model
-from treedecode.models.errors import first_line
-from treedecode.models.progress import silent
 from treedecode.trace import TraceWriter
 
-
-@dataclass(frozen=True, eq=False)
-class LoadedModel:
-    """A model ready to decode over trees.
-
-    Attributes:
-        path: Folder it was loaded from.
-        tokenizer: Its transformers tokenizer.
-        config: Its transformers config.
-        target: What runs the forward passes.
-        eos_token_ids: Tokens that end an output unless the caller says otherwise.
-        cost: Milliseconds of a step by number of rows, measured when it was loaded.
-    """
-
-    path: Path
-    tokenizer: Any
-    config: Any
-    target: Target
-    eos_token_ids: frozenset[int]
-    cost: CostCurve
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-        return self.target.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of weights and cache."""
-        return self.target.dtype
-
-    @property
-    def implementation(self) -> str:
-        """Code that runs the layers: "fused" or "transformers"."""
-        return self.target.implementation
-
-    @property
-    def linear(self) -> str:
-        """Code that runs the linear layers: "onednn-prepacked" or "torch"."""
-        return self.target.linear_kind
-
-    @property
-    def head(self) -> str:
-        """Code that finds the best tokens of the vocabulary: "float32" or "int8-screened" (exact all the same)."""
-        return self.target.head_kind
-
-
-def load(
-    name_or_path: str | Path = "default",
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | str | None = None,
-    revision: str | None = None,
-    progress: Progress | None = None,
-    implementation: Implementation = "auto",
-) -> LoadedModel:
-    """Loads a decoder-only model and its tokenizer.
-
-    Args:
-        name_or_path: ``"default"`` (Gemma 3 270M, needs the ``demo`` extra), a folder in transformers format, or a
-            Hub id.
-        device: Where to run; None takes CUDA, then MPS, then the CPU.
-        dtype: Of the weights; None keeps that of the checkpoint.
-        revision: Branch, tag or commit of a Hub id.
-        progress: Called with the name of each stage that may take over two seconds; returns a context manager.
-        implementation: See ``build_target``.
-
-    Raises:
-        ModelNotFoundError: No such model, folder or tokenizer.
-        UnsupportedModelError: The model cannot be verified over trees.
-        ValueError: Unknown device, dtype or implementation.
-    """
-    # here, not above: importing the model classes takes a second that `import treedecode.engines` should not
-    from transformers import AutoModelForCausalLM
-
-    stage = progress or silent
-    where, kind = _check_device(device), _check_dtype(dtype)
-    path = resolve_model(str(name_or_path), revision=revision, progress=progress)
-    tokenizer = _load_tokenizer(path)
-    with stage(f"Loading {path.name}"):
-        try:
-            model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=kind, local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise ModelNotFoundError(
-                f"{path} holds no loadable causal language model: {first_line(error)}"
-            ) from error
-        model = model.to(where).eval()
-        eos = model.generation_config.eos_token_id
-        config = model.config
-        target = build_target(model, consume=True, implementation=implementation)
-        del model  # the target keeps what it needs of it
-    with stage("Measuring the cost of a step"):
-        cost = measure_cost(target)
-    stops = check_stop_ids(eos if eos is not None else tokenizer.eos_token_id)
-    return LoadedModel(path, tokenizer, config, target, stops, cost)
-
-
-def _check_device(device: str | torch.device | None) -> torch.device:
-    if device is None:
-        best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        return torch.device(best)
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {str(device)!r} is not available here: {first_line(error)}") from error
-
-
-def _check_dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
-    if dtype is None:
-        return "auto"
-    kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
-        raise ValueError(
-            f"dtype must be a torch floating point type such as float32 or bfloat16, got {dtype!r}"
-        )
-    return kind
-
-
-def _load_tokenizer(path: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise ModelNotFoundError(
-            f"{path} has no loadable tokenizer ({first_line(error)}); save one there with tokenizer.save_pretrained"
-        ) from error
+__all__ = ["Chunk", "Generation", "LoadedModel", "Stream", "generate", "load", "stream"]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from treedecode.cost import CostCurve
 from treedecode.drafters.base import Drafter
-from treedecode.engines.build import build_target, measure_cost
+from treedecode.engines.build import build_target
 from treedecode.engines.loop import Decoder
+from treedecode.engines.measure import measure_cost
 from treedecode.engines.request import Request, check_budget, check_prompt, check_stop_ids
 from treedecode.engines.sampling import SamplingParams
 from treedecode.engines.target import Target
