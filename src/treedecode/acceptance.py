@@ -26,6 +26,8 @@ _MAX_UNIT = 1e100
 # A class that is left with less evidence than this, in observations, is dropped then.
 _MIN_SEEN = 1e-3
 
+# Source, depth, rank, bin of the confidence, bin of the match length.
+_EdgeClass = tuple[str, int, int, int | None, int | None]
 _Cell = list[float]  # evidence of one class: [accepted, seen], in units
 
 
@@ -67,7 +69,8 @@ class EdgeEstimates:
         self._growth = 2.0 ** (1.0 / half_life)
         self._unit = 1.0
         self._cells: dict[tuple, _Cell] = {}
-        self._ladders: dict[tuple, tuple[_Cell, ...]] = {}
+        self._ladders: dict[_EdgeClass, tuple[_Cell, ...]] = {}
+        self._lines: dict[_EdgeClass, tuple[float, float]] = {}
 
     def probability(
         self,
@@ -172,7 +175,8 @@ class EdgeEstimates:
         self._advance()
         for node, edge in enumerate(self._described(tree, match_lengths), 1):
             if parents[node] in on_path:
-                for cell in self._ladder(edge[0], edge[1], ranks[node], edge[2], edge[3]):
+                key = _edge_class(edge[0], edge[1], ranks[node], edge[2], edge[3])
+                for cell in self._ladder(key):
                     cell[1] += self._unit
                     if node in on_path:
                         cell[0] += self._unit
@@ -203,23 +207,21 @@ class EdgeEstimates:
     def _estimate(
         self, source: str, depth: int, rank: int, confidence: float | None, match_length: int | None
     ) -> float:
-        mean = self._prior.of(depth, rank) if confidence is None else confidence
-        weight = self._strength * self._unit
-        for accepted, seen in self._ladder(source, depth, rank, confidence, match_length):
-            mean = (accepted + weight * mean) / (seen + weight)
-        return mean
+        key = _edge_class(source, depth, rank, confidence, match_length)
+        line = self._lines.get(key)
+        if line is None:
+            # shrinkage is affine in the prior mean, so all classes together are one line until the next tree
+            shift, slope = 0.0, 1.0
+            weight = self._strength * self._unit
+            for accepted, seen in self._ladder(key):
+                shift = (accepted + weight * shift) / (seen + weight)
+                slope *= weight / (seen + weight)
+            line = self._lines[key] = shift, slope
+        prior = self._prior.of(depth, rank) if confidence is None else confidence
+        return min(1.0, line[0] + line[1] * prior)
 
-    def _ladder(
-        self, source: str, depth: int, rank: int, confidence: float | None, match_length: int | None
-    ) -> tuple[_Cell, ...]:
+    def _ladder(self, key: _EdgeClass) -> tuple[_Cell, ...]:
         """The classes of an edge, coarse to fine."""
-        key = (
-            source,
-            min(depth, _LAST_DEPTH),
-            min(rank, _LAST_RANK),
-            None if confidence is None else bisect_right(CONFIDENCE_BOUNDS, confidence),
-            None if match_length is None else bisect_right(MATCH_BOUNDS, match_length),
-        )
         ladder = self._ladders.get(key)
         if ladder is None:
             source, depth, rank, confidence_bin, match_bin = key
@@ -241,6 +243,7 @@ class EdgeEstimates:
 
     def _advance(self) -> None:
         """Make what was seen count for less, by letting the unit of what will be seen grow."""
+        self._lines = {}
         self._unit *= self._growth
         if self._unit > _MAX_UNIT:
             self._cells = {
@@ -256,3 +259,15 @@ def _edge_confidence(score: float, parent_score: float) -> float:
     if parent_score == -math.inf:
         return 0.0
     return math.exp(min(0.0, score - parent_score))
+
+
+def _edge_class(
+    source: str, depth: int, rank: int, confidence: float | None, match_length: int | None
+) -> _EdgeClass:
+    return (
+        source,
+        depth if depth < _LAST_DEPTH else _LAST_DEPTH,
+        rank if rank < _LAST_RANK else _LAST_RANK,
+        None if confidence is None else bisect_right(CONFIDENCE_BOUNDS, confidence),
+        None if match_length is None else bisect_right(MATCH_BOUNDS, match_length),
+    )
