@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from treedecode.cost import CostCurve
     from treedecode.drafters import make_drafter
     from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
-    from treedecode.engines.hf import Chunk, Generation, LoadedModel, generate, load, stream
+    from treedecode.engines.hf import Chunk, Generation, generate, stream
     from treedecode.engines.hook import custom_generate
+    from treedecode.engines.load import LoadedModel, load
     from treedecode.engines.target import UnsupportedModelError
     from treedecode.expect import expected_tokens
     from treedecode.kv import commit_path
@@ -36,7 +37,7 @@ _HOME = {
     "DraftTree": "tree",
     "Drafter": "drafters.base",
     "Generation": "engines.hf",
-    "LoadedModel": "engines.hf",
+    "LoadedModel": "engines.load",
     "ModelNotFoundError": "models",
     "Roofline": "roofline",
     "TraceWriter": "trace",
@@ -49,7 +50,7 @@ _HOME = {
     "custom_generate": "engines.hook",
     "expected_tokens": "expect",
     "generate": "engines.hf",
-    "load": "engines.hf",
+    "load": "engines.load",
     "make_drafter": "drafters",
     "plan_tree": "planner",
     "read_trace": "trace",

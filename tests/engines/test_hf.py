@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import treedecode as td
 from tests.engines.tokenizers import END, byte_level
-from treedecode.engines.hf import LoadedModel, load, stream
+from treedecode.engines.hf import stream
+from treedecode.engines.load import LoadedModel, load
 from treedecode.tree import DraftTree, TreeShape
 
 PROMPT = "the end, then the café and the end"

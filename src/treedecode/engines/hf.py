@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from treedecode.drafters.base import Drafter
-from treedecode.engines.load import LoadedModel, load
+from treedecode.engines.load import LoadedModel
 from treedecode.engines.loop import Decoder, StepObserver
 from treedecode.engines.request import Request, check_budget, check_count, check_prompt, check_stop_ids
 from treedecode.engines.sampling import SamplingParams
@@ -15,8 +15,6 @@ from treedecode.engines.stats import GenerationStats
 from treedecode.engines.text import TextStream
 from treedecode.engines.tracing import TraceObserver
 from treedecode.trace import TraceWriter
-
-__all__ = ["Chunk", "Generation", "LoadedModel", "Stream", "generate", "load", "stream"]
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,7 @@ def stream(
     """Generates one output piece by piece; the pieces add up to what :func:`generate` returns.
 
     Args:
-        model: From :func:`load`.
+        model: From ``treedecode.load``.
         prompt: Text (special tokens are added as the tokenizer does) or token ids (taken as they are).
         max_new_tokens: At most this many tokens.
         budget: Drafted nodes per step; "auto" takes as many as pay by measured cost; 0 is plain decoding.
@@ -172,7 +170,7 @@ def generate(
     """Generates one output per prompt, one after the other.
 
     Args:
-        model: From :func:`load`.
+        model: From ``treedecode.load``.
         prompts: A text, several texts, the token ids of one prompt, or of several.
         **options: As for :func:`stream`.
 

@@ -12,7 +12,7 @@ from treedecode.trace import StepRecord, TraceWriter
 from treedecode.tree import DraftTree
 
 if TYPE_CHECKING:
-    from treedecode.engines.hf import LoadedModel
+    from treedecode.engines.load import LoadedModel
 
 
 class TraceObserver:
