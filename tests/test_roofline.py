@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -45,6 +47,19 @@ def test_ridges_of_the_other_gpus(name: str, ridge: float) -> None:
     roofline = Roofline.of(name)
     assert roofline.ridge_tokens == pytest.approx(ridge, abs=0.05)
     assert roofline.name and roofline.source
+
+
+def test_the_documented_table_is_the_code() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "planning.md").read_text(encoding="utf-8")
+    rows = [re.split(r"\s*\|\s*", line.strip("| ")) for line in text.splitlines() if line.startswith("| `")]
+    assert [row[0].strip("`") for row in rows] == list(Roofline.known())
+    for key, part, tflops, tb_per_s, ridge, of_ten, of_five, source in rows:
+        gpu = Roofline.of(key.strip("`"))
+        assert part == gpu.name
+        assert (float(tflops), float(tb_per_s)) == (gpu.flops_per_s / 1e12, gpu.bytes_per_s / 1e12)
+        assert ridge == f"{gpu.ridge_tokens:.0f}"
+        assert (int(of_ten), int(of_five)) == (gpu.break_even_batch(10), gpu.break_even_batch(5))
+        assert source == gpu.source
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ class Roofline:
 
 @dataclass(frozen=True)
 class _Gpu:
-    """The vendor's figures: dense bfloat16 (half of a figure "with sparsity") and memory bandwidth."""
+    """The vendor's figures: dense bfloat16 with float32 accumulation (half of one "with sparsity"), and bandwidth."""
 
     key: str
     name: str
@@ -127,7 +127,7 @@ _GPUS = (
         "NVIDIA A100 SXM 80 GB",
         312.0,
         2.039,
-        "NVIDIA A100 Tensor Core GPU datasheet (A100 80GB SXM)",
+        "NVIDIA A100 Tensor Core GPU datasheet",
         ("a100sxm", "a100sxm4", "a100sxm80gb", "a100sxm480gb"),
     ),
     _Gpu(
@@ -135,7 +135,7 @@ _GPUS = (
         "NVIDIA H100 SXM",
         989.0,
         3.35,
-        "NVIDIA H100 Tensor Core GPU datasheet (H100 SXM; 1,979 TFLOP/s with sparsity)",
+        "NVIDIA H100 Tensor Core GPU datasheet (1,979 TFLOP/s with sparsity)",
         ("h100sxm", "h100sxm5", "h10080gbhbm3"),
     ),
     _Gpu(
@@ -143,7 +143,7 @@ _GPUS = (
         "NVIDIA H200 SXM",
         989.0,
         4.8,
-        "NVIDIA H200 Tensor Core GPU datasheet (H200 SXM; 1,979 TFLOP/s with sparsity)",
+        "NVIDIA H200 Tensor Core GPU datasheet (1,979 TFLOP/s with sparsity)",
         ("h200sxm", "h200sxm5"),
     ),
     _Gpu(
@@ -160,7 +160,7 @@ _GPUS = (
         "NVIDIA GeForce RTX 4090",
         165.2,
         1.008,
-        "NVIDIA Ada GPU Architecture whitepaper, appendix A (bfloat16 with float32 accumulation)",
+        "NVIDIA Ada GPU Architecture whitepaper, appendix A",
         ("4090",),
     ),
     _Gpu("mi300x", "AMD Instinct MI300X", 1307.4, 5.3, "AMD Instinct MI300X Accelerator data sheet"),
