@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import treedecode as td
+from treedecode.planner import choose_budget
 from treedecode.roofline import Roofline
 from treedecode.sweep import Span, judge_tree, sweep_batches
 
@@ -106,6 +107,16 @@ def test_spans_turn_back_where_the_cost_does() -> None:
 
     swept = sweep_batches(PROBS, free_when_even, [1, 3, 4, 6, 7])
     assert swept.spans == (Span("nothing", 1, 3), Span("tree", 4, 6), Span("nothing", 7, 7))
+
+
+@pytest.mark.parametrize("name", Roofline.known())
+def test_one_request_gets_the_budget_of_the_planner(name: str) -> None:
+    """The engine's rule, on the curve of a roofline, and the sweep are one decision."""
+    roofline = Roofline.of(name)
+    (best,) = sweep_batches(PROBS, lambda _, rows: roofline.step_ms(rows, 8e9), [1], 500).best
+    reach = [math.prod(PROBS[rank] for rank in path) for path in td.plan_tree(PROBS, 500).paths[1:]]
+    assert best.num_drafted == choose_budget(reach, roofline.cost_curve(8e9), 500)
+    assert best.num_drafted == math.floor(roofline.ridge_tokens) - 1
 
 
 def test_the_smallest_of_equal_sizes_wins() -> None:
