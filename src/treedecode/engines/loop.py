@@ -16,7 +16,7 @@ from treedecode.budget import BudgetPlanner
 from treedecode.drafters import make_drafter
 from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
 from treedecode.engines.candidates import top_candidates
-from treedecode.engines.dense import as_if_missed
+from treedecode.engines.dense import DenseRows
 from treedecode.engines.request import Request
 from treedecode.engines.sampling import apply_repetition_penalty, choose, keyed_uniforms
 from treedecode.engines.stats import StatsBuilder
@@ -102,6 +102,7 @@ class Decoder:
             room = min(room, target.max_positions - len(request.prompt_ids))
         self._max_new_tokens = room
         self._rows: list[VerifiedRows] = []
+        self._dense = DenseRows() if request.dense else None
 
     @classmethod
     def of(
@@ -171,7 +172,7 @@ class Decoder:
         verified = self._judge(features, tree)
         stats.end_phase("head")
         walk = walked = accept_greedy(tree, verified.choices)
-        if self._request.dense:
+        if self._dense is not None:
             walked = Acceptance([0], walk.token_ids[:1], 0)  # the next position gets a tree of its own
         token_ids, reason = truncate_at_stop(walked.token_ids, self._request.stop_ids, remaining)
         accepted = walked.cut(len(token_ids))
@@ -180,7 +181,7 @@ class Decoder:
             path = tuple(accepted.path)
             root_index = len(self._token_ids) - 1
             rows = VerifiedRows(tree, root_index, path, verified.top_ids, verified.top_logits)
-            self._rows.append(as_if_missed(rows, walk.path) if self._request.dense else rows)
+            self._rows.append(rows if self._dense is None else self._dense.shown(rows, walk.path))
         self._token_ids.extend(token_ids)
         stats.end_phase("commit")
         stats.end_step(tree.num_drafted, accepted.num_accepted, len(token_ids))

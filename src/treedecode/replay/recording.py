@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from treedecode.cost import CostCurve
 from treedecode.drafters.base import VerifiedRows
+from treedecode.surface import Cost
 from treedecode.tree import DraftTree, TreeShape
 
 # The target's best next tokens and their log probabilities, best first.
@@ -36,7 +36,7 @@ class Recording:
         budget: Its drafted nodes per step, or "auto"; None where it is not known.
         step_ms: Rows and milliseconds of the recorded verify steps.
         draft_ms: Milliseconds of drafting of the recorded steps.
-        cost: Milliseconds by number of rows, as measured when the model was loaded.
+        cost: Milliseconds of a forward pass, as measured when the model was loaded.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Recording:
     budget: int | str | None = None
     step_ms: tuple[tuple[int, float], ...] = ()
     draft_ms: tuple[float, ...] = ()
-    cost: CostCurve | None = None
+    cost: Cost | None = None
 
     @property
     def num_positions(self) -> int:
@@ -61,37 +61,63 @@ class Recording:
         """The output up to ``position`` followed by ``token_ids``; see :func:`text_of`."""
         return text_of(self.output_ids, position, token_ids)
 
-    def verified(self, position: int, tree: DraftTree, path: Sequence[int]) -> VerifiedRows | None:
+    def verified(self, position: int, tree: DraftTree, path: Sequence[int]) -> Verified:
         """What the target would have said about ``tree`` at ``position``, as far as that is recorded.
 
-        Nodes with unknown rows are left out; the texts that were recorded are whole trees, so no node is left without
-        its parent. None if nothing is known, not even of the root.
+        Nodes with unknown rows give way to as many nodes of the tree that was recorded there, best first, so that a
+        drafter learns from about as many rows as live; never to one that shows what follows output still to come.
 
         Args:
             position: Of the root.
             tree: What is verified.
             path: The accepted nodes, root first.
         """
-        kept: dict[int, int] = {}
-        parents, tokens, rows = [], [], []
-        for node, tail in enumerate(tails(tree)):
+        found: dict[
+            tuple[int, ...], Row
+        ] = {}  # by tokens below the root; a parent stands before its children
+        places = []
+        for tail in tails(tree):
+            places.append(tail)
             row = self.rows.get(self.text(position, tail))
-            parent = tree.shape.parent_tuple[node]
-            if row is not None and (node == 0 or parent in kept):
-                kept[node] = len(kept)
-                parents.append(kept[parent] if node else -1)
-                tokens.append(tree.token_tuple[node])
-                rows.append(row)
-        if not rows:
-            return None
-        width = min(len(ids) for ids, _ in rows)
-        return VerifiedRows(
-            DraftTree.trusted(parents, tokens),
+            if row is not None and (not tail or tail[:-1] in found):
+                found[tail] = row
+        num_known = len(found)
+        if not num_known:
+            return Verified(None, 0)
+        last = position + len(path) - 1
+        recorded = self.trees.get(position)
+        for tail in () if recorded is None else tails(recorded):
+            if len(found) == tree.num_nodes:
+                break
+            text = self.text(position, tail)
+            if tail not in found and tail[:-1] in found and text[0] <= last and text in self.rows:
+                found[tail] = self.rows[text]
+        node_of = {tail: node for node, tail in enumerate(found)}
+        width = min(len(ids) for ids, _ in found.values())
+        rows = VerifiedRows(
+            DraftTree.trusted(
+                [node_of[tail[:-1]] if tail else -1 for tail in found],
+                [tail[-1] if tail else tree.token_tuple[0] for tail in found],
+            ),
             len(self.prompt_ids) + position,
-            tuple(kept[node] for node in path if node in kept),
-            np.array([ids[:width] for ids, _ in rows], np.int64),
-            np.array([logprobs[:width] for _, logprobs in rows], np.float32),
+            tuple(node_of[places[node]] for node in path if places[node] in node_of),
+            np.array([ids[:width] for ids, _ in found.values()], np.int64),
+            np.array([logprobs[:width] for _, logprobs in found.values()], np.float32),
         )
+        return Verified(rows, num_known)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Rows of a tree that was not run.
+
+    Attributes:
+        rows: What a drafter is shown; None if nothing is known, not even of the root.
+        num_known: Nodes of the tree whose rows are known.
+    """
+
+    rows: VerifiedRows | None
+    num_known: int
 
 
 def text_of(output_ids: Sequence[int], position: int, token_ids: Sequence[int]) -> Text:
