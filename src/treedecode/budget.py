@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from treedecode.acceptance import EdgeEstimates
+from treedecode.guard import Guard, Look, Mode, ModeChange
 from treedecode.planner import choose_budget
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
-
-# Beta prior of an edge whose drafter gives no score: (accepted, seen), by rank among siblings.
-_PRIOR = ((1.2, 2.0), (0.3, 2.0))
 
 
 class BudgetPlanner:
@@ -18,41 +17,151 @@ class BudgetPlanner:
 
     Takes the number of nodes with the most expected tokens per millisecond of this step (``choose_budget``). Valuing a
     step's time at the rate of the steps before it would be the optimum for known reach; with estimated reach it lagged
-    behind the text and was 5% slower on the tuning prompts.
+    behind the text and was 5% slower on the tuning prompts. Reach is what the drafter says; that of trees without
+    scores is learnt from the steps.
 
     Args:
         cost: Milliseconds by number of rows and context, of the machine and model in use.
+        guard: Watches over what steps really take; without one every tree is cut by what the cost promises.
     """
 
-    def __init__(self, cost: Cost) -> None:
-        self._cost = cost
-        self._edges: dict[tuple[int, int], list[float]] = {}
+    def __init__(self, cost: Cost, guard: Guard | None = None) -> None:
+        self._cost, self._guard = cost, guard
+        self._estimates = EdgeEstimates()
+        self._promised = 0.0
+        self._new_look: _PendingLook | None = None
+        self._looks: list[_PendingLook] = []
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a tree is wanted in the next step; if not, ``cut`` need not be called."""
+        return self._guard is None or self._guard.drafts
+
+    @property
+    def guard_changes(self) -> tuple[ModeChange, ...]:
+        """Every change of mode of the guard so far."""
+        return () if self._guard is None else self._guard.changes
 
     def cut(self, tree: DraftTree, prefix_len: int = 0) -> DraftTree:
-        """The best prefix of ``tree`` for a step after ``prefix_len`` cached tokens."""
+        """The best prefix of ``tree`` for a step after ``prefix_len`` cached tokens.
+
+        Of its best chain, or of its root alone, where the guard has found that no more pays.
+        """
+        curve, guard = self._cost.at(prefix_len), self._guard
         reach = self._reach(tree)
-        return tree.prefix(choose_budget(reach, self._cost.at(prefix_len), tree.num_drafted))
+        size = choose_budget(reach[1:], curve, tree.num_drafted)
+        best = tree.prefix(size)
+        if guard is not None and guard.looks:
+            chain, chain_reach = _best_chain(tree, reach)
+            chain_size = choose_budget(chain_reach[1:], curve, chain.num_drafted)
+            chain = chain.prefix(chain_size)
+            ms = curve.table(1 + max(size, chain_size))
+            self._new_look = _PendingLook(best, ms[1 + size], chain, ms[1 + chain_size], ms[1])
+            best, reach, size = chain, chain_reach, chain_size
+            if guard.mode is Mode.NONE:
+                best, size = tree.prefix(0), 0
+        self._promised = math.fsum(reach[1 : 1 + size])
+        return best
 
-    def record(self, tree: DraftTree, path: Sequence[int]) -> None:
-        """Learns from a verified step: the tree as verified and the accepted nodes, root first."""
+    def record(
+        self,
+        tree: DraftTree,
+        path: Sequence[int],
+        prefix_len: int = 0,
+        step_ms: float | None = None,
+        draft_ms: float = 0.0,
+    ) -> None:
+        """Learns from a step.
+
+        Args:
+            tree: As verified, the root alone if nothing was drafted.
+            path: Accepted nodes, root first.
+            prefix_len: Cached tokens before the step.
+            step_ms: What it took, drafting included; without it the guard does not learn.
+            draft_ms: What drafting took.
+        """
         if tree.scores is None:
-            on_path = set(path)
-            for node in path:
-                for child in tree.shape.children(node):
-                    counts = self._edge(tree, child)
-                    counts[0] += child in on_path
-                    counts[1] += 1
+            self._estimates.observe(tree, path)
+        guard = self._guard
+        if guard is None or step_ms is None:
+            return
+        if self._looks or self._new_look is not None:
+            self._follow(tree, path, guard)
+        table = self._cost.at(prefix_len).table(tree.num_nodes)
+        guard.record(
+            len(path), step_ms, draft_ms, tree.num_drafted, self._promised, table[tree.num_nodes], table[1]
+        )
+        self._promised = 0.0
 
-    def _edge(self, tree: DraftTree, node: int) -> list[float]:
-        rank = tree.shape.rank_tuple[node]
-        return self._edges.setdefault((tree.shape.depth_tuple[node], rank), list(_PRIOR[min(rank, 1)]))
+    def _follow(self, tree: DraftTree, path: Sequence[int], guard: Guard) -> None:
+        """Shows drafts that were not verified how the text went on. The root is what the last step emitted last."""
+        tokens = tree.token_tuple
+        for look in self._looks:
+            look.follow(tokens[0])
+        if self._new_look is not None:
+            self._looks.append(self._new_look)
+            self._new_look = None
+        for node in path[1:]:
+            for look in self._looks:
+                look.follow(tokens[node])
+        for look in self._looks:
+            if look.done:
+                guard.looked(look.result)
+        self._looks = [look for look in self._looks if not look.done]
 
     def _reach(self, tree: DraftTree) -> list[float]:
-        """Reach of the drafted nodes: as scored, else from what was seen by depth and rank."""
-        if tree.scores is not None:
-            return [math.exp(score) for score in tree.scores[1:]]
-        reach = [1.0]
-        for node, parent in enumerate(tree.shape.parent_tuple[1:], 1):
-            accepted, seen = self._edge(tree, node)
-            reach.append(reach[parent] * accepted / seen)
-        return reach[1:]
+        """Reach of all nodes: as scored, else as learnt."""
+        if tree.scores is None:
+            return self._estimates.reach(tree)
+        return [math.exp(score) for score in tree.scores.tolist()]
+
+
+class _PendingLook:
+    """A draft that is not verified, and how far the text has followed its tree and its chain."""
+
+    def __init__(
+        self, tree: DraftTree, tree_ms: float, chain: DraftTree, chain_ms: float, plain_ms: float
+    ) -> None:
+        self._drafts = tree, chain
+        self._ms = tree_ms, chain_ms, plain_ms
+        self._nodes: list[int | None] = [0 if draft.num_drafted else None for draft in self._drafts]
+        self._accepted = [0, 0]
+
+    def follow(self, token: int) -> None:
+        """The next token of the text."""
+        for i, draft in enumerate(self._drafts):
+            node = self._nodes[i]
+            if node is None:
+                continue
+            children = draft.shape.children(node)
+            node = next((child for child in children if draft.token_tuple[child] == token), None)
+            if node is not None:
+                self._accepted[i] += 1
+                node = node if draft.shape.children(node) else None
+            self._nodes[i] = node
+
+    @property
+    def done(self) -> bool:
+        """Whether the text has left both, or reached their ends."""
+        return self._nodes == [None, None]
+
+    @property
+    def result(self) -> Look:
+        """What both would have given."""
+        tree_ms, chain_ms, plain_ms = self._ms
+        return Look(self._accepted[0], tree_ms, self._accepted[1], chain_ms, plain_ms)
+
+
+def _best_chain(tree: DraftTree, reach: Sequence[float]) -> tuple[DraftTree, list[float]]:
+    """The likeliest child of the likeliest child, and so on, with the reach of each."""
+    nodes = [0]
+    while children := tree.shape.children(nodes[-1]):
+        nodes.append(max(children, key=lambda child: reach[child]))
+    scores = None if tree.scores is None else tree.scores.tolist()
+    chain = DraftTree.trusted(
+        range(-1, len(nodes) - 1),
+        [tree.token_tuple[node] for node in nodes],
+        None if scores is None else [scores[node] for node in nodes],
+        None if tree.sources is None else [tree.sources[node] for node in nodes],
+    )
+    return chain, [reach[node] for node in nodes]

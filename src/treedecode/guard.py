@@ -185,8 +185,8 @@ class Guard:
 
     def looked(self, look: Look) -> None:
         """Learns from a draft that was not verified."""
-        if self._checks:
-            return
+        if self._rest:
+            return  # late news of before the rest
         factor = statistics.median(self._ratios) / self._plain.scale if self._ratios else 1.0
         factor /= look.plain_ms
         self._looks.append(
