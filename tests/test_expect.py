@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import treedecode as td
-from treedecode.expect import RankProbs
+from treedecode.expect import RankProbs, node_reach
 
 REFERENCE = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 0, 0, 0)]
 PROBS = (0.7, 0.15)
@@ -17,6 +17,10 @@ PROBS = (0.7, 0.15)
 def test_reference_numbers() -> None:
     assert td.expected_tokens(td.TreeShape.from_paths(REFERENCE), PROBS) == pytest.approx(3.2801, abs=1e-9)
     assert td.expected_tokens(td.TreeShape.chain(4), PROBS) == pytest.approx(2.7731, abs=1e-9)
+    ratio = td.expected_tokens(td.TreeShape.from_paths(REFERENCE), PROBS) / td.expected_tokens(
+        td.TreeShape.chain(4), PROBS
+    )
+    assert ratio == pytest.approx(1.18, abs=0.005)
 
 
 def test_small_shapes() -> None:
@@ -24,6 +28,20 @@ def test_small_shapes() -> None:
     assert td.expected_tokens(td.TreeShape.star(4), (0.4, 0.3, 0.2, 0.05)) == pytest.approx(1.95)
     # ranks beyond those given are never accepted
     assert td.expected_tokens(td.TreeShape.star(4), PROBS) == pytest.approx(1.85)
+
+
+def test_reach_by_node() -> None:
+    """Every node of the reference tree by hand: r0 = 0.7, r1 = 0.15 along its path."""
+    reach = node_reach(td.TreeShape.from_paths(REFERENCE), PROBS)
+    assert reach == pytest.approx([1, 0.7, 0.15, 0.49, 0.105, 0.105, 0.343, 0.0735, 0.0735, 0.2401])
+    assert node_reach(td.TreeShape.chain(3), [(0.5,), (0.4, 0.1)]) == pytest.approx([1, 0.5, 0.2, 0.0])
+    assert node_reach(td.TreeShape.chain(0), PROBS) == [1.0]
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_a_depth_1_star_emits_one_more_if_any_of_its_nodes_holds(width: int) -> None:
+    probs = (0.5, 0.2, 0.1, 0.05)
+    assert td.expected_tokens(td.TreeShape.star(width), probs) == pytest.approx(1 + sum(probs[:width]))
 
 
 def test_rank_is_kept_where_a_better_sibling_is_missing() -> None:
@@ -76,6 +94,8 @@ def test_bad_probabilities(rank_probs: object, error: type[Exception], message: 
 def test_bad_shape() -> None:
     with pytest.raises(TypeError, match="must be a TreeShape"):
         td.expected_tokens([(0,)], PROBS)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be a TreeShape"):
+        node_reach((-1, 0), PROBS)  # type: ignore[arg-type]
 
 
 def test_sum_of_rounded_probabilities_passes() -> None:

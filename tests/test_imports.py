@@ -17,7 +17,7 @@ PACKAGE = Path(treedecode.__path__[0])
 LAYERS = [
     ["topology", "mask", "interchange", "shape", "tree", "batch"],
     ["accept", "expect", "acceptance", "reliability", "cost", "roofline", "surface"],
-    ["planner", "allocate", "buckets", "gains", "guard", "budget", "kv", "sweep"],
+    ["planner", "families", "dynamic", "allocate", "buckets", "gains", "guard", "budget", "kv", "sweep"],
     ["drafters", "attention", "models", "calibration", "trace", "replay"],
     ["engines", "vllm"],
     ["bench", "cli"],

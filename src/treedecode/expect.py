@@ -51,20 +51,19 @@ class RankProbs:
         return row[rank] if rank < len(row) else 0.0
 
 
-def expected_tokens(
+def node_reach(
     shape: TreeShape, rank_probs: ArrayLike | Sequence[float] | Sequence[Sequence[float]]
-) -> float:
-    """Expected emitted tokens per step, E[L]: 1 plus the reach probability of every drafted node.
+) -> list[float]:
+    """Probability that each node is accepted: the product of the acceptance probabilities on its path.
 
-    The reach of a node is the product of the acceptance probabilities on its path (Sequoia, arXiv:2402.12374,
-    section 3.1: the positional acceptance assumption).
+    The positional acceptance assumption of Sequoia (arXiv:2402.12374, section 3.1).
 
     Args:
-        shape: the tree; its rank paths choose the probabilities.
+        shape: the tree; its depths and ranks choose the probabilities.
         rank_probs: by rank ``[ranks]``, or one row per depth; see ``RankProbs``.
 
     Returns:
-        1.0 for the root alone; at most ``shape.max_depth + 1``.
+        ``[N]`` in node order, 1.0 for the root.
 
     Raises:
         TypeError: ``shape`` is no TreeShape, or a probability is not a number.
@@ -77,7 +76,25 @@ def expected_tokens(
     for node in range(1, shape.num_nodes):
         edge = probs.of(shape.depth_tuple[node], shape.rank_tuple[node])
         reach[node] = reach[shape.parent_tuple[node]] * edge
-    return math.fsum(reach)
+    return reach
+
+
+def expected_tokens(
+    shape: TreeShape, rank_probs: ArrayLike | Sequence[float] | Sequence[Sequence[float]]
+) -> float:
+    """Expected emitted tokens per step, E[L]: 1 plus the reach of every drafted node.
+
+    Args:
+        shape: the tree.
+        rank_probs: by rank ``[ranks]``, or one row per depth; see ``RankProbs``.
+
+    Returns:
+        The sum of ``node_reach``: 1.0 for the root alone, at most ``shape.max_depth + 1``.
+
+    Raises:
+        TypeError, ValueError: as ``node_reach``.
+    """
+    return math.fsum(node_reach(shape, rank_probs))
 
 
 def _as_list(values: object) -> list:

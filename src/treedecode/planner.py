@@ -41,33 +41,63 @@ def choose_budget(reach: Sequence[float], cost: CostCurve, max_drafted: int) -> 
     return best
 
 
-def plan_tree(rank_probs: ArrayLike | Sequence[float] | Sequence[Sequence[float]], budget: int) -> TreeShape:
+def plan_tree(
+    rank_probs: ArrayLike | Sequence[float] | Sequence[Sequence[float]],
+    budget: int,
+    max_depth: int | None = None,
+    max_width: int | None = None,
+) -> TreeShape:
     """The tree of at most ``budget`` drafted nodes with the highest expected tokens.
 
     A child's reach is never higher than its parent's, so the best tree of ``n`` nodes is the ``n`` nodes of
     highest reach, found best first (OPT-Tree, arXiv:2406.17276, and Sequoia, arXiv:2402.12374, give the same
     optimum). Nodes come out in descending reach (ties: smaller depth, then the order in which they were
-    found), so every prefix is the plan for that smaller budget.
+    found), so every prefix is the plan for that smaller budget. The limits leave out nodes of the lowest reach
+    at their place, so the plan is optimal and nested among the trees that keep to them, too.
 
     Args:
         rank_probs: by rank ``[ranks]``, or one row per depth; see ``RankProbs``.
         budget: number of drafted nodes, at least 0.
+        max_depth: depth of the deepest node, at least 0; ``None`` for no limit.
+        max_width: children of any one node (not nodes of one depth), at least 1; ``None`` for no limit.
 
     Returns:
         The tree, with the ranks of its nodes; smaller than the budget if no other node can be accepted.
 
     Raises:
-        TypeError, ValueError: as ``RankProbs``; the budget is not an integer or negative.
+        TypeError, ValueError: as ``RankProbs``; the budget or a limit is not an integer or too small.
+    """
+    return grow_tree(rank_probs, budget, max_depth, max_width)
+
+
+def grow_tree(
+    rank_probs: ArrayLike | Sequence[float] | Sequence[Sequence[float]],
+    budget: int,
+    max_depth: int | None = None,
+    max_width: int | None = None,
+    max_parents: int | None = None,
+) -> TreeShape:
+    """``plan_tree``, with at most ``max_parents`` nodes of one depth that have children. Internal.
+
+    Nodes of one depth are found in descending reach and the same probabilities apply below each of them, so
+    the best parents are the first that are found.
     """
     probs = RankProbs(rank_probs)
     budget = topology.count(budget, "budget")
+    if max_depth is not None:
+        max_depth = topology.count(max_depth, "max_depth")
+    if max_width is not None:
+        max_width = topology.count(max_width, "max_width", minimum=1)
     # by depth: ranks that can be accepted, best first
     ordered: list[list[int]] = [[]]
+    num_parents: list[int] = [0]
 
     def at(depth: int) -> list[int]:
         while len(ordered) <= depth:
-            row = probs.at(len(ordered))
-            ordered.append(sorted((r for r, prob in enumerate(row) if prob > 0.0), key=lambda r: -row[r]))
+            row = probs.at(len(ordered)) if max_depth is None or len(ordered) <= max_depth else ()
+            ranks = sorted((r for r, prob in enumerate(row) if prob > 0.0), key=lambda r: -row[r])
+            ordered.append(ranks[:max_width])
+            num_parents.append(0)
         return ordered[depth]
 
     parents, ranks = [-1], [0]
@@ -89,5 +119,7 @@ def plan_tree(rank_probs: ArrayLike | Sequence[float] | Sequence[Sequence[float]
         parents.append(parent)
         ranks.append(at(depth)[place])
         offer(depth, parent, parent_reach, place + 1)
-        offer(depth + 1, len(parents) - 1, -minus_reach, 0)
+        if max_parents is None or num_parents[depth] < max_parents:
+            num_parents[depth] += 1
+            offer(depth + 1, len(parents) - 1, -minus_reach, 0)
     return TreeShape.trusted(tuple(parents), tuple(ranks))
