@@ -63,7 +63,7 @@ def parse_request(line: str, where: str) -> Recording:
         raise ValueError(f"{where}: {place + ': ' if place else ''}{first['msg']}") from None
     try:
         rows = _rows(request)
-        trees = {} if request.draft_ids is None else _trees(request)
+        trees = _trees(request)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     return Recording(
@@ -106,7 +106,11 @@ def _rows(request: LoggedRequest) -> dict[Text, Row]:
 
 
 def _trees(request: LoggedRequest) -> dict[int, DraftTree]:
-    tokens, drafts, logprobs = request.token_ids, request.draft_ids or [], request.draft_logprobs
+    tokens, drafts, logprobs = request.token_ids, request.draft_ids, request.draft_logprobs
+    if drafts is None:
+        if logprobs is not None:
+            raise ValueError("draft_logprobs need draft_ids")
+        return {}
     _same_length("draft_ids", drafts, tokens)
     if logprobs is not None:
         _same_length("draft_logprobs", logprobs, tokens)

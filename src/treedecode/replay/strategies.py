@@ -122,11 +122,12 @@ class LeafSiblings(_FromRecording):
         self.name, self._width = f"leaf siblings {width}", width
 
     def propose(self, position: int, max_drafted: int, max_depth: int) -> DraftTree:
-        return by_ranks(self._tree(position), _leaf_siblings(max_drafted, self._width))
+        return by_ranks(self._tree(position), leaf_siblings(max_drafted, self._width))
 
 
 @cache
-def _leaf_siblings(max_drafted: int, width: int) -> TreeShape:
+def leaf_siblings(max_drafted: int, width: int) -> TreeShape:
+    """The spine with runner-ups of ``max_drafted`` drafted nodes, the last depth perhaps not full."""
     return TreeShape.leaf_siblings(math.ceil(max_drafted / width), width).prefix(max_drafted)
 
 
@@ -158,11 +159,15 @@ class StaticOptimal(_FromRecording):
         self._probs = [counts.rank_probs() for counts in others]
         self._shapes: dict[tuple[int, int], TreeShape] = {}
 
-    def propose(self, position: int, max_drafted: int, max_depth: int) -> DraftTree:
+    def shape(self, position: int, max_drafted: int) -> TreeShape:
+        """The tree of a budget; the same at every position unless there is but one recording."""
         key = int(position not in self._halves[0]), max_drafted
         if key not in self._shapes:
             self._shapes[key] = plan_tree(self._probs[key[0]], max_drafted)
-        return by_ranks(self._tree(position), self._shapes[key])
+        return self._shapes[key]
+
+    def propose(self, position: int, max_drafted: int, max_depth: int) -> DraftTree:
+        return by_ranks(self._tree(position), self.shape(position, max_drafted))
 
 
 class Dynamic(_FromRecording):
