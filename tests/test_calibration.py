@@ -15,7 +15,17 @@ import pytest
 import torch
 
 from treedecode import calibration as module
-from treedecode.calibration import Calibration, Conditions, find, path_of, read, require, save, saved_for
+from treedecode.calibration import (
+    Calibration,
+    Conditions,
+    check_writable,
+    find,
+    path_of,
+    read,
+    require,
+    save,
+    saved_for,
+)
 from treedecode.surface import CostSurface
 
 SURFACE = CostSurface([1, 4], [64, 512], [[10.0, 13.0], [12.0, 16.5]])
@@ -190,6 +200,22 @@ def test_an_interrupted_save_leaves_what_was_there(folder: Path, monkeypatch: py
         save(replace(of(here(folder)), num_repeats=1))
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_cannot_be_saved_is_known_before(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_writable(tmp_path / "file.json")
+    assert list(tmp_path.iterdir()) == []
+    check_writable()
+    with pytest.raises(ValueError, match="got the folder"):
+        check_writable(tmp_path)
+    with pytest.raises(OSError, match="nowhere"):
+        check_writable(tmp_path / "nowhere" / "file.json")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TREEDECODE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(OSError, match="file"):
+        check_writable()
 
 
 def test_it_loads_without_torch() -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import tempfile
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -176,6 +177,21 @@ def save(calibration: Calibration, path: Path | None = None) -> Path:
     finally:
         scratch.unlink(missing_ok=True)
     return path
+
+
+def check_writable(path: Path | None = None) -> None:
+    """Fails where ``save`` would, before a minute is spent on what cannot be kept.
+
+    Raises:
+        OSError: The folder of ``path``, or the user's cache for None, is missing or cannot be written.
+        ValueError: ``path`` is a folder.
+    """
+    if path is None:
+        _folder().mkdir(parents=True, exist_ok=True)
+    elif path.is_dir():
+        raise ValueError(f"a calibration is saved to a file, got the folder {path}")
+    with tempfile.TemporaryFile(dir=_folder() if path is None else path.parent):
+        pass
 
 
 def find(conditions: Conditions) -> tuple[Calibration | None, str]:

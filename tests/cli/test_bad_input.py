@@ -131,6 +131,7 @@ def test_broken_tokenizers(refused, broken, content):
         (["--dtype", "float99"], ["dtype", "float99"]),
         (["--revision", "main"], ["revision", "Hub id"]),
         (["--stop", ""], ["stop", "non-empty"]),
+        (["--calibration", "/no/such/file"], ["calibration", "/no/such/file", "No such file"]),
         (["--trace", "/no/such/folder/trace"], ["/no/such/folder/trace"]),
         (["--trace", "/"], ["/"]),
     ],

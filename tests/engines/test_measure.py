@@ -114,6 +114,23 @@ def test_a_context_found_too_slow_is_left_out() -> None:
     assert measured.surface.prefix_lens == (64, 512)
 
 
+def test_a_machine_that_becomes_slower_does_not_lengthen_it() -> None:
+    """The time that the warm-up foretold is not kept: contexts that were not timed three times are dropped."""
+    per_round = sum(linear(c, n) for c in measure._CONTEXTS for n in measure._ROWS)
+    factor = 1.0
+    target = FakeTarget(lambda context, rows: factor * linear(context, rows))
+
+    def slower(share: float) -> None:
+        nonlocal factor
+        factor = 10.0 if share > 0.25 else 1.0
+
+    seconds = 5 * per_round
+    measured = measure_surface(target, seconds, slower, target.clock)
+    assert measured.surface.prefix_lens == (64,)
+    assert measured.num_repeats == 3
+    assert target.now < seconds + 10 * 3 * sum(linear(64, n) for n in measure._ROWS)
+
+
 def test_the_shortest_context_is_always_measured() -> None:
     target = FakeTarget(linear)
     measured = measure_surface(target, 1e-6, clock=target.clock)

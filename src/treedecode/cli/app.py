@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from treedecode import __version__
+from treedecode.cli.calibrate import calibrate
 from treedecode.cli.doctor import doctor
 from treedecode.cli.generate import generate
 from treedecode.cli.plan import plan
@@ -30,6 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(epilog=_EPILOG)(generate)
+app.command(epilog=_EPILOG)(calibrate)
 app.command(epilog=_EPILOG)(doctor)
 app.command()(plan)
 

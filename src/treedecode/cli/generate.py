@@ -56,6 +56,13 @@ def generate(
             help='Drafted nodes per step: a number, 0 for plain decoding, or "auto" for as many as pay.'
         ),
     ] = "auto",
+    calibration: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="What a step costs, as treedecode calibrate saved it; found by itself if not given.",
+        ),
+    ] = "auto",
     drafter: Annotated[str, typer.Option(help="merged, recycling, suffix or prompt-lookup.")] = "merged",
     temperature: Annotated[
         float, typer.Option(parser=number, help="0 takes the likeliest token; above, tokens are sampled.")
@@ -124,7 +131,9 @@ def generate(
         _check(options)
         quiet_transformers()
     with _bad_input():
-        loaded = td.load(model, device=device, dtype=dtype, revision=revision, progress=stages)
+        loaded = td.load(
+            model, device=device, dtype=dtype, revision=revision, progress=stages, calibration=calibration
+        )
     encoded = encode_prompt(loaded.tokenizer, text, raw)
 
     echo = _no_text if as_json else _print_text
@@ -146,7 +155,8 @@ def generate(
     if as_json:
         print(json.dumps(to_json(loaded, text, options, generation, comparison), ensure_ascii=False))
     else:
-        lines = comparison_lines(comparison) if comparison else [closing_line(generation)]
+        lines = [] if options["budget"] != "auto" else [f"cost of a step: {loaded.cost_source}"]
+        lines += comparison_lines(comparison) if comparison else [closing_line(generation)]
         print(*lines, sep="\n", file=sys.stderr)
     if interrupted:
         return INTERRUPTED

@@ -76,6 +76,7 @@ def to_json(
         "dtype": str(model.dtype).removeprefix("torch."),
         "implementation": model.implementation,
         "linear": model.linear,
+        "cost_source": model.cost_source,
         "prompt": prompt,
         "options": options,
         **_generation_json(generation),

@@ -84,8 +84,8 @@ def measure_surface(
 
     Row counts and contexts are gone through in rounds, so that a slow moment of the machine falls on all of them, until
     every one was timed 25 times or the time is up. A context is left out where the model allows no such position, its
-    cache would take over a quarter of the free memory, or three rounds of it do not fit into the time. The shortest
-    context is always timed three times, however long that takes.
+    cache would take over a quarter of the free memory, or three rounds of it do not fit into the time. Only the
+    shortest context is timed three times however long that takes.
 
     Args:
         target: The model.
@@ -98,9 +98,9 @@ def measure_surface(
     """
     if not seconds > 0:
         raise ValueError(f"the time to measure must be above 0 seconds, got {seconds}")
+    began = clock()
     rows, contexts = _fitting(target, _ROWS, _CONTEXTS)
     passes = _Passes(target, rows, contexts[-1], clock)
-    began = clock()
     tell = progress or (lambda _share: None)
 
     def left() -> float:
@@ -119,19 +119,24 @@ def measure_surface(
         for count in rows:
             passes.ms(count, context)
             show(0)
-        context_s = clock() - start
-        if warmed and left() < _MIN_REPEATS * (round_s + context_s):
-            break
-        round_s += context_s
-        warmed.append(context)
+            context_s = clock() - start
+            if warmed and left() < _MIN_REPEATS * (round_s + context_s):
+                break
+        else:
+            round_s += context_s
+            warmed.append(context)
+            continue
+        break
     cells = [(context, count) for context in warmed for count in rows]
     times: dict[tuple[int, int], list[float]] = {cell: [] for cell in cells}
     for done in range(_MAX_REPEATS * len(cells)):
-        if done >= _MIN_REPEATS * len(cells) and left() <= 0:
-            break
         context, count = cells[done % len(cells)]
+        if left() <= 0 and (done >= _MIN_REPEATS * len(cells) or context != contexts[0]):
+            continue
         times[context, count].append(passes.ms(count, context))
         show((done + 1) / len(cells))
+    # the machine may have become slower since the warm-up
+    cells = [cell for cell in cells if len(times[cell[0], rows[-1]]) >= _MIN_REPEATS]
     tell(1.0)
     points = [(count, context, statistics.median(times[context, count])) for context, count in cells]
     spread = statistics.median(_spread(times[cell]) for cell in cells)
