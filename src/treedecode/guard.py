@@ -45,11 +45,13 @@ class ModeChange:
         step: number of steps before it.
         mode: from then on.
         reason: in a few words.
+        measures: it is only for a few plain steps, to measure them.
     """
 
     step: int
     mode: Mode
     reason: str
+    measures: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Guard:
     def __init__(self, reference: PlainReference | None = None) -> None:
         self._plain = PlainReference() if reference is None else reference
         self._num_steps = 0
-        self._changes: list[ModeChange] = []
+        self._changes: tuple[ModeChange, ...] = ()
         self._rest_factor = 1
         self._rest = self._looks_left = 0
         self._looks: list[tuple[float, float]] = []  # gain of the tree and of the chain
@@ -134,7 +136,7 @@ class Guard:
     @property
     def changes(self) -> tuple[ModeChange, ...]:
         """Every change of mode so far."""
-        return tuple(self._changes)
+        return self._changes
 
     @property
     def plain_scale(self) -> float:
@@ -282,7 +284,7 @@ class Guard:
         """Runs a few plain steps, then goes on with what was judged, or gives it up."""
         self._checks, self._overdrawn, self._scale_before = True, overdrawn, self._plain.scale
         self._rest = self._num_checks = _CHECK if self._plain.known else _FIRST_CHECK
-        self._change(Mode.NONE, "plain steps are measured")
+        self._change(Mode.NONE, "plain steps are measured", measures=True)
 
     def _end_check(self) -> None:
         self._checks = False
@@ -296,6 +298,6 @@ class Guard:
             self._account = 0.0 if self._trusted else TRIAL_ALLOWANCE - ALLOWANCE
         self._change(self._judged, "plain steps were measured")
 
-    def _change(self, mode: Mode, reason: str) -> None:
+    def _change(self, mode: Mode, reason: str, measures: bool = False) -> None:
         self._mode = mode
-        self._changes.append(ModeChange(self._num_steps, mode, reason))
+        self._changes += (ModeChange(self._num_steps, mode, reason, measures),)

@@ -20,6 +20,8 @@ from tests.engines.tiny import (
     target_of,
     tiny,
 )
+from treedecode.budget import BudgetPlanner
+from treedecode.cost import CostCurve
 from treedecode.drafters import make_drafter
 from treedecode.drafters.base import DraftContext
 from treedecode.engines import loop
@@ -27,6 +29,7 @@ from treedecode.engines.build import build_target
 from treedecode.engines.loop import Decoder
 from treedecode.engines.request import Request
 from treedecode.engines.stats import PHASES
+from treedecode.guard import Guard, Mode
 from treedecode.testing.drafters import AdversarialDrafter
 from treedecode.tree import DraftTree, TreeShape
 
@@ -288,3 +291,121 @@ def test_prompt_rows_reach_the_drafter() -> None:
     assert rows.root_index == len(PROMPT) - 10
     assert list(rows.tree.token_tuple) == PROMPT[-10:]
     assert rows.top_ids[-1, 0] == reference("llama", LONG)[0]
+
+
+class Watched:
+    """The merged drafter, and what it was given."""
+
+    name = "watched"
+
+    def __init__(self) -> None:
+        self.inner = make_drafter("merged")
+        self.contexts: list[tuple[int, tuple[Any, ...]]] = []
+
+    def begin(self, prompt_ids: list[int]) -> None:
+        self.inner.begin(prompt_ids)
+
+    def propose(self, context: DraftContext) -> DraftTree:
+        self.contexts.append((len(context.token_ids), context.rows))
+        return self.inner.propose(context)
+
+
+class Script(Guard):
+    """A guard whose mode follows a script, by step."""
+
+    def __init__(
+        self, modes: Callable[[int], Mode], looks: Callable[[int], bool] = lambda step: False
+    ) -> None:
+        super().__init__()
+        self._script, self._looking, self.seen = modes, looks, []
+        self.step = 0
+
+    @property
+    def mode(self) -> Mode:
+        return self._script(self.step)
+
+    @property
+    def looks(self) -> bool:
+        return self._looking(self.step) or self.mode is Mode.CHAIN
+
+    @property
+    def drafts(self) -> bool:
+        return self.mode is not Mode.NONE or self._looking(self.step)
+
+    def record(self, *numbers: Any) -> None:
+        self.seen.append(numbers)
+        self.step += 1
+
+
+FREE = CostCurve([1, 64], [10.0, 10.001])
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        lambda step: Mode.NONE,
+        lambda step: Mode.CHAIN,
+        lambda step: (Mode.TREE, Mode.NONE, Mode.NONE, Mode.CHAIN)[step % 4],
+        lambda step: Mode.TREE if step % 50 == 0 else Mode.NONE,
+    ],
+    ids=["none", "chain", "all", "seldom"],
+)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_output_is_the_same_in_every_mode(script: Callable[[int], Mode], name: str) -> None:
+    drafter = Watched()
+    guard = Script(script, lambda step: step % 7 == 3)
+    request = Request(tuple(PROMPT), 120, prompt_rows=10, budget=None)
+    tokens, _, decoder = run(request, drafter, target_of(name, "fused"), BudgetPlanner(FREE, guard))
+    assert tokens == reference(name, LONG)[:120]
+    sizes = decoder.stats.nodes_per_step
+    assert all(script(step) is not Mode.NONE for step, size in enumerate(sizes) if size)
+    # the last step has no room to draft
+    wanted = [step for step in range(len(sizes)) if script(step) is not Mode.NONE or step % 7 == 3]
+    assert len(wanted) - 1 <= len(drafter.contexts) <= len(wanted)
+
+
+def test_where_nothing_is_drafted_the_drafter_sees_every_row_later() -> None:
+    """Every position of the text reaches it once, in order, whatever the mode was."""
+    drafter = Watched()
+    guard = Script(lambda step: Mode.TREE if step % 20 == 0 else Mode.NONE)
+    request = Request(tuple(PROMPT), 100, prompt_rows=10, budget=None)
+    tokens, _, _ = run(request, drafter, planner=BudgetPlanner(FREE, guard))
+    text = PROMPT + tokens
+    positions = []
+    for length, rows in drafter.contexts:
+        for part in rows:
+            on_path = [part.root_index + depth for depth in range(len(part.path))]
+            positions += on_path
+            assert [part.tree.token_tuple[node] for node in part.path] == [text[i] for i in on_path]
+            for i, node in zip(on_path, part.path, strict=True):
+                assert i < len(PROMPT) - 1 or part.top_ids[node, 0] == text[i + 1]
+        assert positions[-1] == length - 2
+    assert positions == list(range(len(PROMPT) - 10, len(PROMPT) - 10 + len(positions)))
+    assert max(len(rows) for _, rows in drafter.contexts) <= 2
+
+
+def test_the_guard_is_told_what_steps_took_and_gave() -> None:
+    guard = Script(lambda step: Mode.TREE)
+    request = Request(tuple(PROMPT), 60, budget=None)
+    _, _, decoder = run(request, oracle(), planner=BudgetPlanner(FREE, guard))
+    stats = decoder.stats
+    assert [numbers[0] for numbers in guard.seen] == stats.emitted_per_step
+    assert [numbers[3] for numbers in guard.seen] == stats.nodes_per_step
+    assert sum(numbers[1] for numbers in guard.seen) == pytest.approx(stats.decode_ms)
+    assert sum(numbers[2] for numbers in guard.seen) == pytest.approx(stats.phase_ms["draft"])
+    for _, _, _, num_drafted, promised, predicted_ms, plain_ms in guard.seen:
+        assert (predicted_ms, plain_ms) == (FREE.ms(1 + num_drafted), FREE.ms(1))
+        assert (promised > 0) == (num_drafted > 0)
+
+
+def test_the_first_steps_of_a_model_measure_plain_decoding_for_all_requests() -> None:
+    model = make_tiny("llama")
+    target = build_target(model, consume=False)
+    decoders = []
+    for _ in range(2):
+        decoders.append(Decoder.of(target, Request(tuple(PROMPT), 40, budget=None), "merged", FREE))
+        assert [t for e in decoders[-1].run() for t in e.token_ids] == greedy(model, PROMPT, 40)
+    first, second = decoders
+    assert first.stats.nodes_per_step[:5] == [0] * 5
+    assert first.stats.build(40).guard_changes[0].measures
+    assert not any(change.step == 0 for change in second.stats.build(40).guard_changes)

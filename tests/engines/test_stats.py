@@ -48,3 +48,17 @@ def test_without_steps_rates_are_zero() -> None:
     stats = StatsBuilder(num_prompt_tokens=3, num_emitted=1, num_prefill_passes=1).build(1)
     assert stats.mean_emitted_per_step == stats.tokens_per_s == 0.0
     assert stats.num_forward_passes == 1
+
+
+def test_sizes_are_summed_up() -> None:
+    stats = StatsBuilder(num_prompt_tokens=3, num_emitted=1)
+    for size in (0, 6, 2, 6, 0, 24):
+        stats.begin_step()
+        stats.end_step(size, 0, 1)
+    built = stats.build(7)
+    assert built.steps_by_size == {0: 2, 2: 1, 6: 2, 24: 1}
+    assert list(built.steps_by_size) == [0, 2, 6, 24]
+    assert built.num_steps_without_tree == 2
+    assert built.median_drafted == 4.0
+    assert StatsBuilder(3).build(0).median_drafted == 0.0
+    assert StatsBuilder(3).build(0).steps_by_size == {}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import treedecode as td
+
+if TYPE_CHECKING:
+    from treedecode.engines.stats import GenerationStats
+    from treedecode.guard import ModeChange
 
 
 @dataclass(frozen=True)
@@ -37,13 +41,35 @@ class Comparison:
 
 
 def closing_line(generation: td.Generation) -> str:
-    """Counts and speed of one generation, on one line."""
+    """Counts, speed and tree sizes of one generation, on one line."""
     stats = generation.stats
     return (
         f"{stats.num_emitted} tokens ({generation.finish_reason}), {stats.tokens_per_s:.1f} tokens/s, "
         f"E[L] {stats.mean_emitted_per_step:.2f}, {stats.num_drafted} drafted and {stats.num_accepted} accepted nodes, "
-        f"{stats.num_forward_passes} forward passes"
+        f"{stats.num_forward_passes} forward passes{_sizes(stats)}"
     )
+
+
+def _sizes(stats: GenerationStats) -> str:
+    """The chosen sizes and what the guard did; nothing for plain decoding."""
+    if not stats.num_drafted and not stats.guard_changes:
+        return ""
+    low, high = min(stats.nodes_per_step), max(stats.nodes_per_step)
+    text = f"; {stats.median_drafted:g} nodes a step ({low} to {high})"
+    if stats.num_steps_without_tree:
+        text += f", {stats.num_steps_without_tree} of {stats.num_steps} steps without a tree"
+    modes = [f"{change.mode} from step {change.step}: {change.reason}" for change in _lasting(stats)]
+    return text + (f"; guard: {', '.join(modes)}" if modes else "")
+
+
+def _lasting(stats: GenerationStats) -> list[ModeChange]:
+    """Changes of the guard, without the few plain steps that it measures now and then."""
+    changes, mode = [], "tree"
+    for change in stats.guard_changes:
+        if not change.measures and change.mode != mode:
+            changes.append(change)
+            mode = change.mode
+    return changes
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:
@@ -101,5 +127,8 @@ def _generation_json(generation: td.Generation) -> dict[str, Any]:
             "total_ms": stats.total_ms,
             "mean_emitted_per_step": stats.mean_emitted_per_step,
             "tokens_per_s": stats.tokens_per_s,
+            "median_drafted": stats.median_drafted,
+            "steps_by_size": stats.steps_by_size,
+            "num_steps_without_tree": stats.num_steps_without_tree,
         },
     }

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -18,10 +19,13 @@ from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
 from treedecode.engines.candidates import top_candidates
 from treedecode.engines.dense import DenseRows
 from treedecode.engines.request import Request
+from treedecode.engines.rows import RowQueue
 from treedecode.engines.sampling import apply_repetition_penalty, choose, keyed_uniforms
 from treedecode.engines.stats import StatsBuilder
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target
+from treedecode.gains import PlainReference
+from treedecode.guard import Guard
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
 
@@ -31,6 +35,8 @@ NUM_CANDIDATES = 8
 PREFILL_CHUNK = 256
 # Prompt rows per vocabulary product, so that prompt logits are never held together.
 _HEAD_CHUNK = 32
+# What plain steps of a target take, for the guards of all its requests.
+_PLAIN: WeakKeyDictionary[Target, PlainReference] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,7 @@ class Decoder:
         if target.max_positions is not None:
             room = min(room, target.max_positions - len(request.prompt_ids))
         self._max_new_tokens = room
-        self._rows: list[VerifiedRows] = []
+        self._rows = RowQueue()
         self._dense = DenseRows() if request.dense else None
 
     @classmethod
@@ -116,7 +122,9 @@ class Decoder:
         """A decoder with the drafter and planner that the request's budget asks for; none of either with budget 0."""
         proposer = make_drafter(drafter) if request.max_drafted else None
         # a dense trace wants whole trees: replay cuts them
-        planner = BudgetPlanner(cost) if request.budget is None and not request.dense else None
+        planner = None
+        if request.budget is None and not request.dense:
+            planner = BudgetPlanner(cost, Guard(_PLAIN.setdefault(target, PlainReference())))
         return cls(target, request, proposer, planner, observer)
 
     @torch.inference_mode()
@@ -163,7 +171,8 @@ class Decoder:
         remaining = self._max_new_tokens - stats.num_emitted
         prefix_len = self.cache.length
         stats.begin_step()
-        tree = self._draft(remaining - 1)
+        drafts = self._planner is None or self._planner.drafts
+        tree = self._draft(remaining - 1) if drafts else DraftTree.root_only(self._token_ids[-1])
         stats.end_phase("draft")
         step = StepInput.of_tree(tree, prefix_len, target.device, target.dtype)
         stats.end_phase("prepare")
@@ -181,12 +190,16 @@ class Decoder:
             path = tuple(accepted.path)
             root_index = len(self._token_ids) - 1
             rows = VerifiedRows(tree, root_index, path, verified.top_ids, verified.top_logits)
-            self._rows.append(rows if self._dense is None else self._dense.shown(rows, walk.path))
+            add = self._rows.add if drafts else self._rows.add_plain
+            add(rows if self._dense is None else self._dense.shown(rows, walk.path))
         self._token_ids.extend(token_ids)
         stats.end_phase("commit")
         stats.end_step(tree.num_drafted, accepted.num_accepted, len(token_ids))
         if self._planner is not None:
-            self._planner.record(tree, accepted.path)
+            self._planner.record(
+                tree, accepted.path, prefix_len, sum(stats.step_ms.values()), stats.step_ms["draft"]
+            )
+            stats.guard_changes = self._planner.guard_changes
         if self._observer is not None:
             self._observer(tree, verified, accepted, prefix_len, stats.step_ms)
         return Emission(token_ids, reason)
@@ -196,8 +209,9 @@ class Decoder:
         max_drafted = self._request.max_drafted if max_depth else 0
         if self._drafter is None or not max_drafted:
             return DraftTree.root_only(self._token_ids[-1])
-        rows, self._rows = tuple(self._rows), []
-        context = DraftContext(self._token_ids, len(self._request.prompt_ids), max_drafted, max_depth, rows)
+        context = DraftContext(
+            self._token_ids, len(self._request.prompt_ids), max_drafted, max_depth, self._rows.take()
+        )
         tree = self._drafter.propose(context)
         if not isinstance(tree, DraftTree):
             raise TypeError(
@@ -262,7 +276,7 @@ class Decoder:
         first = len(prompt) - len(ids)
         nodes = range(len(ids))
         tree = DraftTree.trusted([node - 1 for node in nodes], prompt[first:])
-        self._rows.append(VerifiedRows(tree, first, tuple(nodes), ids, values))
+        self._rows.add(VerifiedRows(tree, first, tuple(nodes), ids, values))
 
 
 def _bits(values: Tensor) -> Tensor:

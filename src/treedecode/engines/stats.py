@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
+from statistics import median
+
+from treedecode.guard import ModeChange
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class GenerationStats:
         forward_ms: ... spent in the layers of the target.
         head_ms: ... spent on the vocabulary head, the target's choices and its top candidates.
         commit_ms: ... spent walking the tree and compacting the cache.
+        guard_changes: When the guard took another mode (trees, chains, nothing drafted), and why; empty without one.
     """
 
     num_prompt_tokens: int
@@ -43,6 +48,7 @@ class GenerationStats:
     forward_ms: float
     head_ms: float
     commit_ms: float
+    guard_changes: tuple[ModeChange, ...] = ()
 
     @property
     def total_ms(self) -> float:
@@ -58,6 +64,21 @@ class GenerationStats:
     def tokens_per_s(self) -> float:
         """Decode speed: tokens after the first, per second of ``decode_ms`` (0.0 where no step was needed)."""
         return 1e3 * sum(self.emitted_per_step) / self.decode_ms if self.decode_ms and self.num_steps else 0.0
+
+    @property
+    def steps_by_size(self) -> dict[int, int]:
+        """Number of steps by their drafted nodes, smallest size first."""
+        return dict(sorted(Counter(self.nodes_per_step).items()))
+
+    @property
+    def num_steps_without_tree(self) -> int:
+        """Steps in which nothing drafted was verified."""
+        return self.nodes_per_step.count(0)
+
+    @property
+    def median_drafted(self) -> float:
+        """Drafted nodes of the median step (0.0 without one)."""
+        return float(median(self.nodes_per_step)) if self.nodes_per_step else 0.0
 
 
 PHASES = ("draft", "prepare", "forward", "head", "commit")
@@ -77,6 +98,7 @@ class StatsBuilder:
     decode_ms: float = 0.0
     phase_ms: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     step_ms: dict[str, float] = field(default_factory=dict)
+    guard_changes: tuple[ModeChange, ...] = ()
 
     def begin_step(self) -> None:
         """Starts the clock of a step."""
@@ -120,5 +142,6 @@ class StatsBuilder:
             emitted_per_step=tuple(self.emitted_per_step),
             prefill_ms=self.prefill_ms,
             decode_ms=self.decode_ms,
+            guard_changes=self.guard_changes,
             **{f"{phase}_ms": self.phase_ms[phase] for phase in PHASES},
         )
