@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -118,6 +119,26 @@ def test_confidence_is_calibrated_bin_by_bin() -> None:
     # a bin that was never seen keeps what is said, and so does an edge without confidence
     assert estimates.probability("draft", 1, 0, confidence=0.05) == pytest.approx(0.05)
     assert estimates.probability("draft", 1, 0) == pytest.approx(PRIOR[0])
+
+
+def test_equal_confidence_is_told_apart_by_rank_and_depth() -> None:
+    estimates = EdgeEstimates()
+    tree = tree_of([-1, 0, 0, 1], said=[0.45, 0.45, 0.45])
+    for _ in range(60):
+        estimates.observe(tree, [0, 1])
+    first, second, below = estimates.edges(tree)[1:]
+    assert first > 0.8
+    assert second < 0.2 and below < 0.2
+
+
+def test_every_answer_holds_all_that_was_observed() -> None:
+    """Asked between observations, too: nothing of an earlier answer is kept."""
+    estimates, tree = EdgeEstimates(), tree_of([-1, 0])
+    asked = []
+    for _ in range(4):
+        asked.append(estimates.reach(tree)[1])
+        estimates.observe(tree, [0, 1])
+    assert all(before < after for before, after in pairwise(asked))
 
 
 def test_match_length_tells_edges_apart() -> None:
