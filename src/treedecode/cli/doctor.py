@@ -8,7 +8,6 @@ import json
 import platform
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from treedecode import __version__
+from treedecode.calibration import cpu_name, saved_for
 from treedecode.cli.progress import Stages
 from treedecode.models.default import LICENSE_NOTE, default_model_dir, is_converted, missing_extra
 
@@ -68,7 +68,10 @@ def examine() -> list[Finding]:
     ]
     if torch.works:
         findings += [_cpu(), _prepack(), _cuda(), _mps()]
-    return [*findings, _optional("triton"), _default_model(), _vllm()]
+    findings += [_optional("triton"), _default_model()]
+    if torch.works and findings[2].works:
+        findings.append(_calibration())
+    return [*findings, _vllm()]
 
 
 def _installed(package: str) -> Finding:
@@ -82,16 +85,7 @@ def _cpu() -> Finding:
     import torch
 
     features = torch.backends.cpu.get_cpu_capability()
-    return Finding("CPU", True, f"{_cpu_name()}, {features} kernels, {torch.get_num_threads()} threads")
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    return Finding("CPU", True, f"{cpu_name()}, {features} kernels, {torch.get_num_threads()} threads")
 
 
 def _prepack() -> Finding:
@@ -134,6 +128,32 @@ def _default_model() -> Finding:
         return Finding("default model", False, f"{reason}. {LICENSE_NOTE}")
     return Finding(
         "default model", True, f"installed, converted on first use into {default_model_dir()}. {LICENSE_NOTE}"
+    )
+
+
+def _calibration() -> Finding:
+    """Of the default model; which code runs it is only known once it is loaded, the rest is compared here."""
+    name = "calibration of the default model"
+    if not is_converted():
+        return Finding(name, False, "not converted yet; treedecode calibrate does both")
+    saved = saved_for(default_model_dir())
+    if not saved:
+        return Finding(
+            name, False, "none, so steps are measured briefly at every start; treedecode calibrate makes one"
+        )
+    details = []
+    for path, found, reason in saved:
+        if found is None:
+            details.append(reason)
+            continue
+        state = f"stale ({reason})" if reason else "fresh"
+        conditions = found.conditions
+        details.append(
+            f"{conditions.dtype} on {conditions.device} of {found.measured_at.astimezone():%Y-%m-%d}, {state}: {path}"
+        )
+    fresh = any(found is not None and not reason for _, found, reason in saved)
+    return Finding(
+        name, fresh, "; ".join(details) + ("" if fresh else "; treedecode calibrate measures again")
     )
 
 
