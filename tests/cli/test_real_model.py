@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import sys
 import pytest
 
 from treedecode.models import resolve_model
+from treedecode.models.default import default_model_dir
+from treedecode.surface import CostSurface
 
 pytestmark = pytest.mark.real_model
 PROMPT = "The history of the bicycle begins in the early nineteenth century, when"
@@ -38,6 +41,28 @@ def test_json():
     found = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     assert found["stats"]["num_emitted"] == 16
     assert found["implementation"] == "fused"
+
+
+def test_calibrate(tmp_path):
+    """In a cache of its own, with the default model linked into it; then generate uses what was saved."""
+    (tmp_path / default_model_dir().name).symlink_to(resolve_model("default"))
+    environment = os.environ | {"TREEDECODE_CACHE": str(tmp_path)}
+    program = [sys.executable, "-m", "treedecode"]
+
+    def run(*args):
+        return subprocess.run([*program, *args], capture_output=True, text=True, check=True, env=environment)
+
+    found = json.loads(run("calibrate", "--seconds", "5", "--json").stdout)
+    surface = CostSurface(**found["surface"])  # which refuses one that falls
+    assert surface.prefix_lens[0] == 64
+    assert found["num_repeats"] >= 3
+    assert found["conditions"]["model"] == default_model_dir().name
+    (path,) = (tmp_path / "calibrations").iterdir()
+    assert found["path"] == str(path)
+    text = run("generate", PROMPT, "--max-new-tokens", "8").stderr
+    assert "cost of a step: calibration of " in text
+    report = {finding["name"]: finding for finding in json.loads(run("doctor", "--json").stdout)["findings"]}
+    assert report["calibration of the default model"]["works"]
 
 
 def test_ctrl_c():
