@@ -51,7 +51,7 @@ def record(
     path: Path,
     drafter: Any = "merged",
     budget: int | None = 8,
-    count: int = 100,
+    count: int = 80,
     dense: bool = False,
     prompt: list[int] = PROMPT,
     stop_ids: tuple[int, ...] = (),

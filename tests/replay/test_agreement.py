@@ -35,7 +35,7 @@ def live(tmp_path_factory: Any) -> Any:
 
 
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("budget", [1, 4, 12, None])
+@pytest.mark.parametrize("budget", [1, 12, None])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_recorded_steps(live: Any, drafter: str, budget: int | None, sampling: dict[str, Any]) -> None:
     run = live(drafter, budget, **sampling)
@@ -49,12 +49,12 @@ def test_the_runs_are_worth_replaying(live: Any) -> None:
 
 
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("budget", [1, 4, 12, None])
+@pytest.mark.parametrize("budget", [1, 4, 12])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_a_drafter_that_is_run_again_on_its_own_trace(
-    live: Any, drafter: str, budget: int | None, sampling: dict[str, Any]
+    live: Any, drafter: str, budget: int, sampling: dict[str, Any]
 ) -> None:
-    """All rows that it saw live are recorded, so it drafts the same trees."""
+    """All rows that it saw live are recorded, so it drafts the same trees. (Sizes by cost follow the clock, live.)"""
     run = live(drafter, budget, **sampling)
     again = Rerun(drafter)
     assert run.agrees(walk(run.recording, again, budget, COST))

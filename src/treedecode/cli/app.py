@@ -16,6 +16,7 @@ from treedecode.cli.calibrate import calibrate
 from treedecode.cli.doctor import doctor
 from treedecode.cli.generate import generate
 from treedecode.cli.plan import plan
+from treedecode.cli.replay import replay
 from treedecode.models.default import LICENSE_NOTE
 
 BAD_INPUT = 2
@@ -34,6 +35,7 @@ app.command(epilog=_EPILOG)(generate)
 app.command(epilog=_EPILOG)(calibrate)
 app.command(epilog=_EPILOG)(doctor)
 app.command()(plan)
+app.command()(replay)
 
 
 def _show_version(wanted: bool) -> None:
