@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from treedecode.accept import Acceptance, accept_greedy, accept_sampled
+    from treedecode.acceptance import EdgeEstimates
     from treedecode.cost import CostCurve
     from treedecode.drafters import make_drafter
     from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
+    from treedecode.dynamic import DynamicPlan, plan_dynamic
     from treedecode.engines.hf import Chunk, Generation, generate, stream
     from treedecode.engines.hook import custom_generate
     from treedecode.engines.load import LoadedModel, load
     from treedecode.engines.target import UnsupportedModelError
-    from treedecode.expect import expected_tokens
+    from treedecode.expect import expected_tokens, node_reach
+    from treedecode.families import plan_branches, plan_leaf_siblings
     from treedecode.kv import commit_path
     from treedecode.models import ModelNotFoundError
     from treedecode.planner import plan_tree
+    from treedecode.reliability import Reliability
     from treedecode.roofline import Roofline
     from treedecode.surface import CostSurface
     from treedecode.trace import TraceWriter, read_trace
@@ -36,9 +40,12 @@ _HOME = {
     "DraftContext": "drafters.base",
     "DraftTree": "tree",
     "Drafter": "drafters.base",
+    "DynamicPlan": "dynamic",
+    "EdgeEstimates": "acceptance",
     "Generation": "engines.hf",
     "LoadedModel": "engines.load",
     "ModelNotFoundError": "models",
+    "Reliability": "reliability",
     "Roofline": "roofline",
     "TraceWriter": "trace",
     "TreeShape": "tree",
@@ -52,6 +59,10 @@ _HOME = {
     "generate": "engines.hf",
     "load": "engines.load",
     "make_drafter": "drafters",
+    "node_reach": "expect",
+    "plan_branches": "families",
+    "plan_dynamic": "dynamic",
+    "plan_leaf_siblings": "families",
     "plan_tree": "planner",
     "read_trace": "trace",
     "stream": "engines.hf",
@@ -65,9 +76,12 @@ __all__ = [
     "DraftContext",
     "DraftTree",
     "Drafter",
+    "DynamicPlan",
+    "EdgeEstimates",
     "Generation",
     "LoadedModel",
     "ModelNotFoundError",
+    "Reliability",
     "Roofline",
     "TraceWriter",
     "TreeShape",
@@ -81,6 +95,10 @@ __all__ = [
     "generate",
     "load",
     "make_drafter",
+    "node_reach",
+    "plan_branches",
+    "plan_dynamic",
+    "plan_leaf_siblings",
     "plan_tree",
     "read_trace",
     "stream",
