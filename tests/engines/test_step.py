@@ -58,3 +58,5 @@ def test_views_are_made_once() -> None:
     step = StepInput.of_chain([1, 2], 3, CPU, torch.float32)
     assert step.view(4)[1] is step.view(4)[1]
     assert step.view(None)[1] is not step.view(4)[1]
+    assert step.view(4, 3)[1] is step.view(4, 3)[1]
+    assert step.view(4, 3)[1].equal(torch.cat([step.view(4)[1]] * 3))

@@ -19,7 +19,11 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scal
     Returns:
         ``[N, num_heads * head_dim]``.
     """
-    return grouped_attention(group_heads(query, key.shape[0]), key, value, mask, scale)
+    num_kv_heads = key.shape[0]
+    group = query.shape[1] // num_kv_heads
+    return grouped_attention(
+        group_heads(query, num_kv_heads), key, value, mask.repeat(group, 1), scale, group
+    )
 
 
 def group_heads(query: Tensor, num_kv_heads: int) -> Tensor:
@@ -29,20 +33,23 @@ def group_heads(query: Tensor, num_kv_heads: int) -> Tensor:
     return rows.reshape(num_kv_heads, -1, head_dim)
 
 
-def grouped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+def grouped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float, group: int
+) -> Tensor:
     """:func:`tree_attention` for queries that are grouped already.
 
     Args:
         query: ``[num_kv_heads, group * N, head_dim]``, from :func:`group_heads`.
-        key, value, mask, scale: As there.
+        key, value, scale: As there.
+        mask: ``[group * N, S]``, the additive mask once for every head of a group.
+        group: Query heads per key/value head.
 
     Returns:
         ``[N, num_heads * head_dim]``.
     """
-    num_kv_heads, grouped_rows, head_dim = query.shape
-    num_rows = mask.shape[0]
-    scores = torch.baddbmm(mask.repeat(grouped_rows // num_rows, 1), query, key.transpose(1, 2), alpha=scale)
+    num_kv_heads, _, head_dim = query.shape
+    scores = torch.baddbmm(mask, query, key.transpose(1, 2), alpha=scale)
     weights = scores.softmax(-1, dtype=torch.float32) if scores.dtype.itemsize < 4 else scores.softmax(-1)
     mixed = torch.bmm(weights.to(value.dtype), value)
-    mixed = mixed.view(num_kv_heads, -1, num_rows, head_dim).permute(2, 0, 1, 3)
-    return mixed.reshape(num_rows, -1)
+    mixed = mixed.view(num_kv_heads, group, -1, head_dim).permute(2, 0, 1, 3)
+    return mixed.reshape(mixed.shape[0], -1)

@@ -204,9 +204,11 @@ class _FusedLayer:
         query = kernels.rotate_and_store(
             heads, self._qk_weight, *rotation, self._eps, self._heads, keys, values, step.prefix_len
         )
-        start, mask = step.view(spec.window)
+        group = self._heads // spec.num_kv_heads
+        start, mask = step.view(spec.window, group)
         seen = slice(start, step.prefix_len + step.num_rows)
-        mixed = self._out(grouped_attention(query, keys[:, seen], values[:, seen], mask, self._scale))
+        mixed = grouped_attention(query, keys[:, seen], values[:, seen], mask, self._scale, group)
+        mixed = self._out(mixed)
         normed = kernels.add_norm(hidden, mixed, self._attention_norm, self._mlp_norm, self._eps)
         gate, up = self._gate_up(normed).chunk(2, dim=-1)
         mixed = self._down(self._activation(gate) * up)

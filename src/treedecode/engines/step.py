@@ -35,7 +35,7 @@ class StepInput:
         self._dtype = dtype
         positions = torch.from_numpy(self._depths.astype(np.int64) + prefix_len)
         self.position_ids = positions.to(token_ids.device, non_blocking=True)
-        self._views: dict[int | None, tuple[int, Tensor]] = {}
+        self._views: dict[tuple[int | None, int], tuple[int, Tensor]] = {}
 
     @classmethod
     def of_tree(cls, tree: DraftTree, prefix_len: int, device: torch.device, dtype: torch.dtype) -> StepInput:
@@ -50,16 +50,19 @@ class StepInput:
         """A run of tokens that follow each other, as in prefill."""
         return cls(torch.tensor(token_ids, device=device), None, None, prefix_len, dtype)
 
-    def view(self, window: int | None) -> tuple[int, Tensor]:
+    def view(self, window: int | None, copies: int = 1) -> tuple[int, Tensor]:
         """What a layer with this window reads: the first cache row, and the additive mask from there on.
 
         Returns:
             ``(start, mask)``: keys ``start .. prefix_len + N`` take part; ``mask`` is ``[N, prefix_len + N - start]``
-            with 0 where visible and -inf elsewhere. Built once per step for each distinct window.
+            with 0 where visible and -inf elsewhere, ``copies`` times below each other. Built once per step for each
+            distinct window and number.
         """
-        if window not in self._views:
-            self._views[window] = self._build_view(window)
-        return self._views[window]
+        key = (window, copies)
+        if key not in self._views:
+            start, mask = self._build_view(window) if copies == 1 else self.view(window)
+            self._views[key] = (start, mask if copies == 1 else mask.repeat(copies, 1))
+        return self._views[key]
 
     def _build_view(self, window: int | None) -> tuple[int, Tensor]:
         depths, prefix_len, num_rows = self._depths, self.prefix_len, self.num_rows
