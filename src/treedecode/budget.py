@@ -129,20 +129,22 @@ class _PendingLook:
 
     def follow(self, token: int) -> None:
         """The next token of the text."""
+        # over the nodes rather than their children: a tree that is only looked at never has those listed
         for i, draft in enumerate(self._drafts):
             node = self._nodes[i]
             if node is None:
                 continue
-            children = draft.shape.children(node)
-            node = next((child for child in children if draft.token_tuple[child] == token), None)
-            if node is not None:
-                self._accepted[i] += 1
-                node = node if draft.shape.children(node) else None
-            self._nodes[i] = node
+            parents, tokens = draft.shape.parent_tuple, draft.token_tuple
+            self._nodes[i] = None
+            for child in range(node + 1, len(parents)):
+                if parents[child] == node and tokens[child] == token:
+                    self._nodes[i] = child
+                    self._accepted[i] += 1
+                    break
 
     @property
     def done(self) -> bool:
-        """Whether the text has left both, or reached their ends."""
+        """Whether the text has left both."""
         return self._nodes == [None, None]
 
     @property
@@ -154,9 +156,13 @@ class _PendingLook:
 
 def _best_chain(tree: DraftTree, reach: Sequence[float]) -> tuple[DraftTree, list[float]]:
     """The likeliest child of the likeliest child, and so on, with the reach of each."""
+    best: dict[int, int] = {}
+    for node, parent in enumerate(tree.shape.parent_tuple):
+        if parent >= 0 and (parent not in best or reach[node] > reach[best[parent]]):
+            best[parent] = node
     nodes = [0]
-    while children := tree.shape.children(nodes[-1]):
-        nodes.append(max(children, key=lambda child: reach[child]))
+    while nodes[-1] in best:
+        nodes.append(best[nodes[-1]])
     scores = None if tree.scores is None else tree.scores.tolist()
     chain = DraftTree.trusted(
         range(-1, len(nodes) - 1),
