@@ -16,7 +16,20 @@ PACKAGE = Path(treedecode.__path__[0])
 # A module may import its own layer and those below. A new top-level module needs a place here.
 LAYERS = [
     ["topology", "mask", "interchange", "shape", "tree", "batch"],
-    ["accept", "expect", "acceptance", "reliability", "cost", "roofline", "surface"],
+    [
+        "accept",
+        "accept_batch",
+        "accept_inputs",
+        "accept_sampling",
+        "rejection",
+        "traversal",
+        "expect",
+        "acceptance",
+        "reliability",
+        "cost",
+        "roofline",
+        "surface",
+    ],
     ["planner", "families", "dynamic", "allocate", "buckets", "gains", "guard", "budget", "kv", "sweep"],
     ["drafters", "attention", "models", "calibration", "trace", "replay"],
     ["engines", "vllm"],
