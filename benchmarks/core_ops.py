@@ -20,7 +20,7 @@ import torch
 
 from common import median_interval, write_result
 from treedecode.accept import accept_greedy, walk_batch
-from treedecode.allocate import allocate
+from treedecode.allocate import allocate_batch
 from treedecode.batch import pad_trees
 from treedecode.buckets import Buckets, choose_bucket
 from treedecode.budget import BudgetPlanner
@@ -151,7 +151,7 @@ def measure(num_rounds: int) -> dict[str, dict[str, float]]:
         "plan_step": (planning(scored, Mode.TREE), 20),
         "plan_step_unscored": (planning(unscored, Mode.TREE), 20),
         "plan_step_look": (planning(scored, Mode.CHAIN), 20),
-        "allocate": (lambda: allocate(reach, COST), 5),
+        "allocate": (lambda: allocate_batch(reach, COST), 5),
         "choose_bucket": (lambda: choose_bucket(reach, COST, buckets), 5),
     }
 
