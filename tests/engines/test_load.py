@@ -89,6 +89,9 @@ def test_what_was_saved_is_used(folder: Path, conditions: saved.Conditions, meas
     assert (model.cost, measured) == (SURFACE, [])
     assert model.cost_source.startswith("calibration of 2026-01-")
     assert load(folder, dtype="float64").cost != SURFACE
+    assert "busy" not in model.cost_source
+    saved.save(replace(of(conditions), spread=0.3))
+    assert load(folder).cost_source.endswith(", on a busy machine: repeats vary by 30%")
 
 
 def test_none_always_measures(folder: Path, conditions: saved.Conditions, measured: list[Any]) -> None:

@@ -22,8 +22,6 @@ from treedecode.models import quiet_transformers
 
 INTERRUPTED = 130
 _MOST_SECONDS = 3600.0
-# More than this between the quartiles, and the machine had other work.
-_BUSY_SPREAD = 0.1
 _REFRESH_S = 0.25
 
 
@@ -137,6 +135,6 @@ def _show(made: Calibration, path: Path) -> None:
         f"Medians of {made.num_repeats} or more passes each, which vary by {made.spread:.0%}; "
         "fitted so that cost never falls. Columns: length of the context."
     )
-    if made.spread > _BUSY_SPREAD:
+    if made.busy:
         console.print("The machine seems to have been busy: calibrate again when it is idle.")
     console.print(f"Saved to {path}")

@@ -52,6 +52,8 @@ def doctor(
         print(json.dumps(versions | {"findings": [asdict(finding) for finding in findings]}))
     else:
         table = Table(box=None, show_header=False, pad_edge=False)
+        for _ in range(3):
+            table.add_column(overflow="fold")  # a path that is cut is of no use
         for finding in findings:
             table.add_row("yes" if finding.works else "no", finding.name, finding.detail)
         Console(highlight=False, markup=False, soft_wrap=True).print(table)

@@ -192,7 +192,10 @@ def _read_calibration(file: Path) -> Calibration:
 
 
 def _described(calibration: Calibration) -> str:
-    return f"calibration of {calibration.measured_at.astimezone():%Y-%m-%d %H:%M}"
+    made = f"calibration of {calibration.measured_at.astimezone():%Y-%m-%d %H:%M}"
+    return (
+        f"{made}, on a busy machine: repeats vary by {calibration.spread:.0%}" if calibration.busy else made
+    )
 
 
 def _calibrate_command(name: object, device: object, dtype: object, revision: object) -> str:
