@@ -48,6 +48,17 @@ def test_prepacked_linears(findings, monkeypatch):
     assert findings()["oneDNN-prepacked linear layers"]["detail"] == "this PyTorch build has no oneDNN"
 
 
+def test_int8_products(findings, monkeypatch):
+    monkeypatch.setattr("treedecode.engines.head.probe_int8", lambda: "")
+    assert findings()["oneDNN int8 products"]["works"]
+    monkeypatch.setattr("treedecode.engines.head.probe_int8", lambda: "the product is off by 1")
+    assert findings()["oneDNN int8 products"] == {
+        "name": "oneDNN int8 products",
+        "works": False,
+        "detail": "the product is off by 1",
+    }
+
+
 def test_gpus(findings, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)

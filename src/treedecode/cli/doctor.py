@@ -69,7 +69,7 @@ def examine() -> list[Finding]:
         _installed("transformers"),
     ]
     if torch.works:
-        findings += [_cpu(), _prepack(), _cuda(), _mps()]
+        findings += [_cpu(), _prepack(), _int8(), _cuda(), _mps()]
     findings += [_optional("triton"), _default_model()]
     if torch.works and findings[2].works:
         findings.append(_calibration())
@@ -97,6 +97,14 @@ def _prepack() -> Finding:
     return Finding(
         "oneDNN-prepacked linear layers", not reason, reason or "float32 models on the CPU use them"
     )
+
+
+def _int8() -> Finding:
+    from treedecode.engines.head import probe_int8
+
+    reason = probe_int8()
+    detail = "find the candidates of a large vocabulary, which float32 then decides"
+    return Finding("oneDNN int8 products", not reason, reason or detail)
 
 
 def _cuda() -> Finding:
