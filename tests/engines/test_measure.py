@@ -12,9 +12,11 @@ import torch
 from tests.engines.tiny import target_of
 from treedecode.engines import measure
 from treedecode.engines.cache import KVCache, LayerSpec
-from treedecode.engines.measure import measure_cost, measure_surface
+from treedecode.engines.loop import plain_reference
+from treedecode.engines.measure import check_plain_step, measure_cost, measure_surface
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target
+from treedecode.guard import Guard
 
 WIDEST = 49
 
@@ -215,3 +217,15 @@ def test_real_passes(family: str, implementation: str) -> None:
     assert curve.rows[0] == 1 and curve.ms_at[0] > 0
     surface = measure_surface(target, 0.01).surface
     assert surface.rows[0] == 1 and surface.ms_at[0][0] > 0
+
+
+def test_guards_start_from_the_plain_step_that_was_measured() -> None:
+    """No request has to run plain steps first; a saved cost is corrected by what this machine takes now."""
+    fresh = FakeTarget(linear)
+    cost = measure_cost(fresh, fresh.clock)
+    assert plain_reference(fresh).scale == 1.0 and Guard(plain_reference(fresh)).drafts
+    slower = FakeTarget(lambda context, rows: 1.5 * linear(context, rows))
+    assert not Guard(plain_reference(slower)).drafts
+    check_plain_step(slower, cost, slower.clock)
+    assert plain_reference(slower).scale == pytest.approx(1.5)
+    assert Guard(plain_reference(slower)).drafts

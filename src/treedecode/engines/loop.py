@@ -35,8 +35,12 @@ NUM_CANDIDATES = 8
 PREFILL_CHUNK = 256
 # Prompt rows per vocabulary product, so that prompt logits are never held together.
 _HEAD_CHUNK = 32
-# What plain steps of a target take, for the guards of all its requests.
 _PLAIN: WeakKeyDictionary[Target, PlainReference] = WeakKeyDictionary()
+
+
+def plain_reference(target: Target) -> PlainReference:
+    """What plain steps of a target take: one record for the guards of all its requests, and for who measures it."""
+    return _PLAIN.setdefault(target, PlainReference())
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class Decoder:
         # a dense trace wants whole trees: replay cuts them
         planner = None
         if request.budget is None and not request.dense:
-            planner = BudgetPlanner(cost, Guard(_PLAIN.setdefault(target, PlainReference())))
+            planner = BudgetPlanner(cost, Guard(plain_reference(target)))
         return cls(target, request, proposer, planner, observer)
 
     @torch.inference_mode()

@@ -14,11 +14,11 @@ import torch
 from treedecode.calibration import Calibration, Conditions
 from treedecode.cost import CostCurve
 from treedecode.engines.cache import KVCache
-from treedecode.engines.loop import NUM_CANDIDATES
+from treedecode.engines.loop import NUM_CANDIDATES, plain_reference
 from treedecode.engines.request import AUTO_MAX_DRAFTED
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target
-from treedecode.surface import CostSurface
+from treedecode.surface import Cost, CostSurface
 
 _QUICK_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 1 + AUTO_MAX_DRAFTED)
 _QUICK_CONTEXT = 64
@@ -55,7 +55,7 @@ def measure_cost(target: Target, clock: Clock = time.perf_counter) -> CostCurve:
     """Milliseconds of a step by number of rows at one short context, on this machine as it is now.
 
     Takes two seconds at most, unless one pass of every row count takes longer. Vocabulary head and candidate search
-    included.
+    included. Guards of requests to this target take the plain step as measured.
 
     Args:
         target: The model.
@@ -71,7 +71,25 @@ def measure_cost(target: Target, clock: Clock = time.perf_counter) -> CostCurve:
         if clock() >= deadline:
             break
         times[done % len(rows)].append(passes.ms(rows[done % len(rows)], context))
-    return CostCurve.fit(rows, [statistics.median(t or [cold]) for t, cold in zip(times, first, strict=True)])
+    curve = CostCurve.fit(
+        rows, [statistics.median(t or [cold]) for t, cold in zip(times, first, strict=True)]
+    )
+    plain_reference(target).add(1.0)
+    return curve
+
+
+def check_plain_step(target: Target, cost: Cost, clock: Clock = time.perf_counter) -> None:
+    """Times a few plain steps, for guards to compare with a cost that was measured at another time.
+
+    Args:
+        target: The model.
+        cost: As it will be planned with.
+        clock: Seconds, for tests.
+    """
+    _, (context,) = _fitting(target, (1,), (_QUICK_CONTEXT,))
+    passes = _Passes(target, (1,), context, clock)
+    times = [passes.ms(1, context) for _ in range(1 + _QUICK_REPEATS)]
+    plain_reference(target).add(statistics.median(times[1:]) / cost.at(context).ms(1))
 
 
 def measure_surface(
