@@ -106,7 +106,7 @@ def load(
         progress: Called with the name of each stage that may take over two seconds; returns a context manager.
         implementation: See ``build_target``.
         calibration: What a step costs: "auto" takes what ``treedecode calibrate`` saved for this model, if nothing has
-            changed since, and else measures at one context, in two seconds; None always measures; a path takes that
+            changed since, and else measures at one context, in three seconds; None always measures; a path takes that
             file and no other. ``LoadedModel.cost_source`` says what was taken.
 
     Raises:
