@@ -14,6 +14,7 @@ import typer
 from treedecode import __version__
 from treedecode.cli.doctor import doctor
 from treedecode.cli.generate import generate
+from treedecode.cli.serve import serve
 from treedecode.models.default import LICENSE_NOTE
 
 BAD_INPUT = 2
@@ -30,6 +31,7 @@ app = typer.Typer(
 )
 app.command(epilog=_EPILOG)(generate)
 app.command(epilog=_EPILOG)(doctor)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 
 
 def _show_version(wanted: bool) -> None:
