@@ -18,7 +18,7 @@ def test_flags_are_passed_on_and_trees_added():
     command = serve_command("some/model", ["--port", "8001", "--dtype=float32"], 9, "suffix", 4)
     assert command.argv[1:8] == [
         "-m",
-        "vllm.entrypoints.cli.main",
+        "treedecode.vllm.launch",
         "serve",
         "some/model",
         "--port",

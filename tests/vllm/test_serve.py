@@ -54,8 +54,9 @@ def server(model_dir, tmp_path_factory):
         assert "Trees are on" in log.read_text()
         yield address
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(60)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(60)
 
 
 def complete(address, model_dir, prompt_ids, stream):

@@ -11,6 +11,7 @@ from treedecode.vllm.config import CONFIG_KEY, engine_args
 
 # trees run on vLLM's V1 model runner
 ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+_LAUNCHER = "treedecode.vllm.launch"
 _OURS = ("--worker-cls", "--speculative-config", "-sc")
 _ADDITIONAL = "--additional-config"
 
@@ -49,7 +50,7 @@ def serve_command(
     Raises:
         TypeError, ValueError: a value that cannot be meant, or a flag that trees set themselves.
     """
-    base = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
+    base = [sys.executable, "-m", _LAUNCHER, "serve", model]
     arguments = engine_args(budget, drafter, max_depth)
     if not arguments:
         return ServeCommand([*base, *flags], {})

@@ -144,6 +144,7 @@ def _refusals(config: VllmConfig) -> list[tuple[Any, str, str]]:
         (model.is_hybrid or model.is_attention_free, "Mamba or linear attention layers", without),
         (model.runner_type != "generate", f"{model.runner_type} models", without),
         (model.is_encoder_decoder, "encoder-decoder models", without),
+        (model.use_fp64_gumbel, "sampling noise in float64", "leave out --use-fp64-gumbel"),
         (cache.kv_sharing_fast_prefill, "fast prefill", "leave out --kv-sharing-fast-prefill"),
         (
             cache.cache_dtype.startswith(("fp8", "int", "nvfp4")),

@@ -16,7 +16,8 @@ from treedecode.vllm.config import TreeOptions
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-logger = init_logger(__name__)
+# vLLM shows the messages of loggers below its own
+logger = init_logger(f"vllm.{__name__}")
 
 
 @dataclass

@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any, cast
 
-from vllm.logger import init_logger
-from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-from vllm.v1.attention.selector import _cached_get_attn_backend
-from vllm.v1.worker.cpu_model_runner import CPUModelRunner
-from vllm.v1.worker.cpu_worker import CPUWorker
-
 from treedecode.vllm.compat import check_config, check_signatures, check_version
-from treedecode.vllm.runner import TreeRunnerMixin
-from treedecode.vllm.selftest import self_test
 
-logger = init_logger(__name__)
+# before the imports that other versions do not have
+check_version()
+
+from vllm.logger import init_logger  # noqa: E402
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend  # noqa: E402
+from vllm.v1.attention.selector import _cached_get_attn_backend  # noqa: E402
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # noqa: E402
+from vllm.v1.worker.cpu_worker import CPUWorker  # noqa: E402
+
+from treedecode.vllm.runner import TreeRunnerMixin  # noqa: E402
+from treedecode.vllm.selftest import self_test  # noqa: E402
+
+# vLLM shows the messages of loggers below its own
+logger = init_logger(f"vllm.{__name__}")
 
 _BACKEND = "treedecode.vllm.cpu_attention.TreeCPUBackend"
 
@@ -32,7 +37,6 @@ class TreeCPUWorker(CPUWorker):
     """
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        check_version()
         check_signatures()
         check_config(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)
