@@ -16,7 +16,7 @@ import pytest
 from tests.vllm.cases import ENGINE, ENVIRONMENT, GROUPS
 from tests.vllm.running import Answer, from_plain
 
-_NEEDS_NO_VLLM = {"test_config.py", "test_command.py"}
+_NEEDS_NO_VLLM = {"test_config.py", "test_command.py", "test_counts.py"}
 _REFERENCE_SOURCES = ("cases.py", "running.py", "reference.py")
 ROOT = Path(__file__).parents[2]
 BUDGET = 24

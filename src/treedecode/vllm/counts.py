@@ -54,6 +54,12 @@ class TreeCounts:
             setattr(self, each.name, type(getattr(self, each.name))())
         return self
 
+    def to_dict(self) -> dict[str, int | dict[int, int]]:
+        """The counters as plain data; ``dataclasses.asdict`` would take a Counter's items for its keys."""
+        return {
+            name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()
+        }
+
     @property
     def emitted_per_step(self) -> float:
         """E[L]: mean emitted tokens per request and step; 0.0 before the first step."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any, cast
 
 from treedecode.vllm.compat import check_config, check_signatures, check_version
@@ -68,4 +67,4 @@ class TreeCPUWorker(CPUWorker):
         """
         runner = cast(TreeCPUModelRunner, self.model_runner)
         drafter: Any = runner.drafter
-        return {**asdict(runner.counts), "num_failed_drafts": drafter.num_failed}
+        return {**runner.counts.to_dict(), "num_failed_drafts": drafter.num_failed}
