@@ -73,6 +73,7 @@ def measure(model: td.LoadedModel, prompt: dict[str, Any], count: int, turn: int
         ),
         "mean_emitted_per_step": stats.mean_emitted_per_step,
         "nodes_per_step": stats.nodes_per_step,
+        "guard_changes": [(change.step, change.mode, change.reason) for change in stats.guard_changes],
     }
 
 
