@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
@@ -188,8 +189,7 @@ class Guard:
         """Learns from a draft that was not verified."""
         if self._rest:
             return  # late news of before the rest
-        # the least: other load at the time of the last drafted steps must not condemn all later drafts
-        factor = sorted(self._ratios)[len(self._ratios) // 4] / self._plain.scale if self._ratios else 1.0
+        factor = statistics.median(self._ratios) / self._plain.scale if self._ratios else 1.0
         factor /= look.plain_ms
         self._looks.append(
             (
