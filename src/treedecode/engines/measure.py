@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from treedecode.calibration import Calibration, Conditions
-from treedecode.cost import CostCurve
+from treedecode.cost import CostCurve, convex_minorant
 from treedecode.engines.cache import KVCache
 from treedecode.engines.loop import NUM_CANDIDATES, plain_reference
 from treedecode.engines.request import AUTO_MAX_DRAFTED
@@ -56,7 +56,9 @@ def measure_cost(target: Target, clock: Clock = time.perf_counter) -> CostCurve:
 
     Takes three seconds at most, unless one pass of every row count takes longer. Vocabulary head and candidate search
     included. The least of a few times counts: other load on the machine only adds, to whichever row count it hits.
-    Guards of requests to this target take plain steps as they were here in the median.
+    For the same reason the curve is the greatest convex one below the times, as a roofline is convex; steps of a
+    staircase are found by :func:`measure_surface`, which has the time for it. Guards of requests to this target
+    take plain steps as they were here in the median.
 
     Args:
         target: The model.
@@ -72,8 +74,9 @@ def measure_cost(target: Target, clock: Clock = time.perf_counter) -> CostCurve:
             break
         times[done % len(rows)].append(passes.ms(rows[done % len(rows)], context))
     least = [min(samples) for samples in times]
-    plain_reference(target).add(statistics.median(times[0][1:] or times[0]) / least[0])
-    return CostCurve.fit(rows, least)
+    curve = CostCurve.fit(*convex_minorant(rows, least))
+    plain_reference(target).add(statistics.median(times[0][1:] or times[0]) / curve.ms(1))
+    return curve
 
 
 def check_plain_step(target: Target, cost: Cost, clock: Clock = time.perf_counter) -> None:
