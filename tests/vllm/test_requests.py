@@ -10,7 +10,7 @@ from tests.vllm.drafters import drafting
 from tests.vllm.running import Answer, run_cases
 from tests.vllm.test_engine import assert_same
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.real_model]
 
 
 def stepping(llm, cases, on_step):

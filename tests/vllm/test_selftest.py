@@ -9,7 +9,7 @@ import torch
 
 from tests.vllm.conftest import runner_of
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.real_model]
 
 
 def test_sliding_and_full_layers_are_compared(llm):

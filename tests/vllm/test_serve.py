@@ -16,7 +16,7 @@ import pytest
 
 from tests.vllm.cases import ENGINE, ENVIRONMENT, GROUPS
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.real_model]
 
 START_S = 400
 BAD_INPUT = 2
