@@ -17,8 +17,8 @@ import torch
 
 import treedecode as td
 from common import median_interval, write_result
+from treedecode.drafters.base import NUM_CANDIDATES
 from treedecode.engines.head import ScreenedHead
-from treedecode.engines.loop import NUM_CANDIDATES
 from treedecode.engines.step import StepInput
 from treedecode.tree import DraftTree, TreeShape
 

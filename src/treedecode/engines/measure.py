@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 
+from treedecode.budget import AUTO_MAX_DRAFTED
 from treedecode.calibration import Calibration, Conditions
 from treedecode.cost import CostCurve, convex_minorant
+from treedecode.drafters.base import NUM_CANDIDATES
 from treedecode.engines.cache import KVCache
-from treedecode.engines.loop import NUM_CANDIDATES, plain_reference
-from treedecode.engines.request import AUTO_MAX_DRAFTED
+from treedecode.engines.loop import plain_reference
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target
 from treedecode.surface import Cost, CostSurface

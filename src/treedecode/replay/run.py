@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 
+from treedecode.models.progress import Progress, silent
 from treedecode.reliability import Reliability
 from treedecode.replay.costs import StepCost
 from treedecode.replay.data import Selection
@@ -26,16 +26,9 @@ from treedecode.replay.strategies import (
     Strategy,
 )
 from treedecode.replay.walk import AUTO_MAX_DRAFTED, WHOLE, mean_emitted, walk
-from treedecode.tree import DraftTree
 
 # Of a drafter without a model where the recordings did not time one: a tree of tens of nodes, on one core.
 _RERUN_MS = 1.0
-
-Stage = Callable[[str], AbstractContextManager[None]]
-
-
-def _silent(_name: str) -> AbstractContextManager[None]:
-    return nullcontext()
 
 
 def replay(
@@ -44,7 +37,7 @@ def replay(
     cost: StepCost,
     width: int = 3,
     gate: float = 0.3,
-    stage: Stage = _silent,
+    stage: Progress = silent,
 ) -> Replay:
     """Replays all strategies that the recordings allow.
 
@@ -109,15 +102,11 @@ def _plan(
         recorded = {recording.budget for recording in recordings}
         if recorded != {0}:  # plain decoding is there already
             only = recorded.pop() if len(recorded) == 1 else None
-            chains = all(_is_chain(tree) for recording in recordings for tree in recording.trees.values())
+            chains = all(tree.shape.is_chain for recording in recordings for tree in recording.trees.values())
             yield Recorded("chain" if chains else "tree"), "mixed" if only is None else only
     for name in RERUN:
         for budget in ordered:
             yield Rerun(name), budget  # counts what it knows, so a fresh one each
-
-
-def _is_chain(tree: DraftTree) -> bool:
-    return tree.shape.max_depth == tree.num_drafted
 
 
 def _recorded_budget(recordings: Sequence[Recording]) -> int | None:

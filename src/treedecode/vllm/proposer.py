@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from vllm.logger import init_logger
 
-from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
+from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows, check_draft, check_is_tree
 from treedecode.tree import DraftTree
 from treedecode.vllm.config import TreeOptions
 
@@ -127,8 +127,9 @@ class TreeProposer:
         rows, state.rows = tuple(state.rows), []
         context = DraftContext(state.token_ids, state.prompt_len, self._budget, max_depth, rows)
         try:
-            tree = state.drafter.propose(context)
-            check_tree(tree, state.token_ids[-1], self._vocab_size)
+            name = type(state.drafter).__name__
+            tree = check_is_tree(state.drafter.propose(context), name)
+            check_draft(tree, state.token_ids[-1], self._vocab_size, name)
             tree = tree.prefix(self._budget).within_depth(max_depth)
         except Exception as error:
             self._report(state.drafter, error)
@@ -160,28 +161,9 @@ class TreeProposer:
             )
 
 
-def check_tree(tree: object, root: int, vocab_size: int) -> None:
-    """Refuse what the target cannot verify.
-
-    Raises:
-        TypeError: it is no DraftTree.
-        ValueError: the root is not the last committed token, or a token is not in the vocabulary.
-    """
-    if not isinstance(tree, DraftTree):
-        raise TypeError(f"a drafter must propose a DraftTree, got {type(tree).__name__}")
-    if tree.token_tuple[0] != root:
-        raise ValueError(
-            f"the root must be the last committed token: expected {root}, got {tree.token_tuple[0]}"
-        )
-    if not 0 <= min(tree.token_tuple) <= max(tree.token_tuple) < vocab_size:
-        raise ValueError(f"drafted tokens must be in the vocabulary of {vocab_size}, got {tree.token_tuple}")
-
-
 def best_chain(tree: DraftTree) -> DraftTree:
     """The first child of the first child, and so on: the chain inside ``tree`` that its drafter thinks best."""
-    nodes, tokens, parents = [0], [tree.token_tuple[0]], [-1]
+    nodes = [0]
     while children := tree.shape.children(nodes[-1]):
-        parents.append(len(nodes) - 1)
         nodes.append(children[0])
-        tokens.append(tree.token_tuple[children[0]])
-    return DraftTree.trusted(parents, tokens)
+    return tree.along(nodes)

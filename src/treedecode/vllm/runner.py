@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from treedecode.accept import Acceptance
-from treedecode.drafters.base import VerifiedRows
+from treedecode.drafters.base import NUM_CANDIDATES, VerifiedRows
 from treedecode.engines.candidates import top_candidates
 from treedecode.tree import DraftTree
 from treedecode.vllm.counts import TreeCounts
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Base
 else:
     _Base = object
-
-# Candidates per verified row that drafters see.
-NUM_CANDIDATES = 8
 
 
 class TreeRunnerMixin(_Base):
@@ -63,7 +60,7 @@ class TreeRunnerMixin(_Base):
         trees = [
             TreeRows(request, first_row, self._prefix_len(request, first_row), tree)
             for request, (first_row, tree) in enumerate(zip(self._first_rows, self._drafted, strict=True))
-            if not is_chain(tree)
+            if not tree.shape.is_chain
         ]
         self._step = StepTrees.of(trees, num_rows) if trees else None
         if self._step is not None:
@@ -172,11 +169,6 @@ class TreeRunnerMixin(_Base):
         # The stock rule stops drafting for the whole batch as soon as one request is within a budget of its end; these
         # drafters have no model with a limit of its own, and each request's room is in its limits.
         return common_attn_metadata is not None
-
-
-def is_chain(tree: DraftTree) -> bool:
-    """Whether every node follows the one before it, as vLLM's own code takes drafts to do."""
-    return tree.shape.parent_tuple == tuple(range(-1, tree.num_drafted))
 
 
 def commit_step(step: StepTrees, walks: list[Acceptance]) -> int:
