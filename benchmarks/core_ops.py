@@ -12,13 +12,12 @@ import argparse
 import math
 import random
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from common import median_interval, write_result
+from common import median_interval, time_us, write_result
 from treedecode.accept import accept_greedy, walk_batch
 from treedecode.allocate import allocate_batch
 from treedecode.batch import pad_trees
@@ -124,14 +123,6 @@ def planning(tree: DraftTree, mode: Mode) -> Callable[[], object]:
         planner.record(cut, path[: cut.num_nodes], PREFIX_LEN, 15.0, 0.5)
 
     return step
-
-
-def time_us(call: Callable[[], object], num_calls: int) -> float:
-    """Mean time of a call over ``num_calls`` in a row, microseconds."""
-    start = time.perf_counter_ns()
-    for _ in range(num_calls):
-        call()
-    return (time.perf_counter_ns() - start) / num_calls / 1000
 
 
 def measure(num_rounds: int) -> dict[str, dict[str, float]]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import time
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from common import median_interval, write_result
+from common import median_interval, time_us, write_result
 from treedecode.acceptance import EdgeEstimates
 from treedecode.dynamic import DynamicPlan, plan_dynamic
 from treedecode.families import plan_branches, plan_leaf_siblings
@@ -88,14 +87,6 @@ def operations(seed: int) -> dict[str, Callable[[], object]]:
         "observe_and_reach_scored": lambda: reach_after_learning(scored),
         "observe_and_reach_unscored": lambda: reach_after_learning(unscored),
     }
-
-
-def time_us(call: Callable[[], object], num_calls: int) -> float:
-    """Mean time of a call over ``num_calls`` in a row, microseconds."""
-    start = time.perf_counter_ns()
-    for _ in range(num_calls):
-        call()
-    return (time.perf_counter_ns() - start) / num_calls / 1000
 
 
 def measure(num_rounds: int) -> dict[str, dict[str, float]]:

@@ -15,12 +15,12 @@ from treedecode import __version__
 from treedecode.cli.calibrate import calibrate
 from treedecode.cli.doctor import doctor
 from treedecode.cli.generate import generate
+from treedecode.cli.outcome import BAD_INPUT
 from treedecode.cli.plan import plan
 from treedecode.cli.replay import replay
 from treedecode.cli.serve import serve
 from treedecode.models.default import LICENSE_NOTE
 
-BAD_INPUT = 2
 _EPILOG = f"The default model: {LICENSE_NOTE}"
 
 app = typer.Typer(

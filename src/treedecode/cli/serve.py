@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from treedecode.cli.outcome import bad_input
 from treedecode.vllm.command import serve_command
 from treedecode.vllm.compat import check_version
 from treedecode.vllm.config import DEFAULT_BUDGET
@@ -29,12 +30,10 @@ def serve(
     as_json: Annotated[bool, typer.Option("--json", help="With --show: as a JSON object.")] = False,
 ) -> None:
     """Serves MODEL with vLLM's OpenAI-compatible server, trees on. Every other flag is passed on to vllm serve."""
-    try:
+    with bad_input():
         command = serve_command(model, context.args, budget, drafter, max_depth)
         if not show:
             check_version()
-    except (TypeError, ValueError) as error:
-        raise typer.TyperException(str(error)) from error
     if show:
         plain = shlex.join(command.plain)
         print(json.dumps({"argv": command.argv, "environment": command.environment}) if as_json else plain)
