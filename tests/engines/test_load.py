@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import treedecode as td
-from tests.engines.tokenizers import byte_level
+from tests.engines.tokenizers import save_checkpoint
 from treedecode import calibration as saved
 from treedecode.calibration import Calibration
 from treedecode.cost import CostCurve
@@ -28,21 +27,15 @@ SURFACE = CostSurface([1, 4], [64, 512], [[10.0, 10.5], [12.0, 900.0]])
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny"
-    tokenizer = byte_level()
-    tokenizer.save_pretrained(path)
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
+    save_checkpoint(
+        path,
         hidden_size=32,
         intermediate_size=32,
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=700,
-        bos_token_id=None,
-        eos_token_id=None,
     )
-    LlamaForCausalLM(config).save_pretrained(path)
     return path
 
 
