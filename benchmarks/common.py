@@ -6,8 +6,9 @@ import json
 import os
 import platform
 import sys
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,14 @@ def load_prompts(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         raise SystemExit(f"no prompt file at {path}: pass one with --prompts")
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+def time_us(call: Callable[[], object], num_calls: int) -> float:
+    """Mean time of a call over ``num_calls`` in a row, microseconds."""
+    start = time.perf_counter_ns()
+    for _ in range(num_calls):
+        call()
+    return (time.perf_counter_ns() - start) / num_calls / 1000
 
 
 def repeated_share(token_ids: Sequence[int], size: int = 4) -> float:

@@ -12,15 +12,14 @@ import argparse
 import math
 import random
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from common import median_interval, write_result
+from common import median_interval, time_us, write_result
 from treedecode.accept import accept_greedy, walk_batch
-from treedecode.allocate import allocate
+from treedecode.allocate import allocate_batch
 from treedecode.batch import pad_trees
 from treedecode.buckets import Buckets, choose_bucket
 from treedecode.budget import BudgetPlanner
@@ -126,14 +125,6 @@ def planning(tree: DraftTree, mode: Mode) -> Callable[[], object]:
     return step
 
 
-def time_us(call: Callable[[], object], num_calls: int) -> float:
-    """Mean time of a call over ``num_calls`` in a row, microseconds."""
-    start = time.perf_counter_ns()
-    for _ in range(num_calls):
-        call()
-    return (time.perf_counter_ns() - start) / num_calls / 1000
-
-
 def measure(num_rounds: int) -> dict[str, dict[str, float]]:
     """Run every operation once a round, so that noise meets all of them alike."""
     rng = random.Random(0)
@@ -151,7 +142,7 @@ def measure(num_rounds: int) -> dict[str, dict[str, float]]:
         "plan_step": (planning(scored, Mode.TREE), 20),
         "plan_step_unscored": (planning(unscored, Mode.TREE), 20),
         "plan_step_look": (planning(scored, Mode.CHAIN), 20),
-        "allocate": (lambda: allocate(reach, COST), 5),
+        "allocate": (lambda: allocate_batch(reach, COST), 5),
         "choose_bucket": (lambda: choose_bucket(reach, COST, buckets), 5),
     }
 

@@ -22,7 +22,7 @@ from transformers.generation.streamers import BaseStreamer
 import treedecode as td
 from common import PROMPTS, geomean_interval, load_prompts, median_interval, repeated_share, write_result
 from treedecode.drafters import DraftContext, Drafter, make_drafter
-from treedecode.tree import DraftTree, TreeShape
+from treedecode.tree import DraftTree
 
 # A near-tie passes if the plain model's own logits of the two tokens are closer than this (float32).
 NEAR_TIE = 1e-4
@@ -64,8 +64,7 @@ class Spine:
         nodes = [0]
         while children := tree.shape.children(nodes[-1]):
             nodes.append(children[0])  # siblings stand in score order
-        scores = None if tree.scores is None else [float(tree.scores[node]) for node in nodes]
-        return DraftTree(TreeShape.chain(len(nodes) - 1), [tree.token_tuple[node] for node in nodes], scores)
+        return tree.along(nodes)
 
 
 class Clock(BaseStreamer):

@@ -1,6 +1,6 @@
 """Thin products with the default model's weights, plain and packed: ``python benchmarks/hf_linear.py``.
 
-The row count that weights are packed for (``linear._PACK_ROWS``) and the bfloat16 screen of the vocabulary head were
+The row count that weights are packed for (``linear._PACK_ROWS``) and the int8 screen of the vocabulary head were
 chosen from this. Alternates the variants and reports medians. Writes ``benchmarks/results/hf_linear.json``.
 """
 
@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from common import median_interval, write_result
+from treedecode.engines.head import Int8Weight
 
 SHAPES = {
     "qkv": (1536, 640),
@@ -33,14 +34,15 @@ def main() -> None:
     for name, shape in SHAPES.items():
         weight = torch.randn(shape) * 0.02
         packed = {hint: pack(weight, hint) for hint in (1, 8, 16, 32)}
-        half = pack(weight.bfloat16(), 16)
+        half, eighth = pack(weight.bfloat16(), 16), Int8Weight(weight)
         for rows in (1, 2, 4, 8, 16, 32):
             x = torch.randn(rows, shape[1])
-            thin = x.bfloat16()
+            thin, steps = x.bfloat16(), torch.randint(-127, 128, (2 * rows, shape[1]), dtype=torch.int8)
             calls = {"plain": lambda x=x, weight=weight: F.linear(x, weight)}
             for hint, w in packed.items():
                 calls[f"packed for {hint}"] = lambda x=x, w=w: product(x, w, None, "none", [], "")
             calls["bfloat16"] = lambda x=thin, w=half: product(x, w, None, "none", [], "")
+            calls["int8, twice the rows"] = lambda x=steps, w=eighth: w.product(x)
             times: dict[str, list[float]] = {label: [] for label in calls}
             for turn in range(args.rounds + 2):
                 for label, call in calls.items():

@@ -46,16 +46,16 @@ def causal_mask() -> Iterator[None]:
 @contextmanager
 def hidden_prefix() -> Iterator[None]:
     """The newest row of the prefix is not visible to the step."""
-    original = StepInput.view
+    original = StepInput._build_view
 
-    def view(self: Any, window: int | None) -> Any:
+    def build_view(self: Any, window: int | None) -> Any:
         start, mask = original(self, window)
         if self.prefix_len and mask.shape[1] > self.num_rows:
             mask = mask.clone()
             mask[:, mask.shape[1] - self.num_rows - 1] = float("-inf")
         return start, mask
 
-    with mock.patch.object(StepInput, "view", view):
+    with mock.patch.object(StepInput, "_build_view", build_view):
         yield
 
 

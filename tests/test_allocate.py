@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treedecode.acceptance import EdgeEstimates
-from treedecode.allocate import allocate, cut_batch
+from treedecode.allocate import allocate_batch, cut_batch
 from treedecode.cost import CostCurve
 from treedecode.planner import choose_budget
 from treedecode.tree import DraftTree, TreeShape
@@ -45,7 +45,7 @@ def test_equals_the_best_of_all_splits(
     reach: list[list[float]], cost: CostCurve, max_drafted: int | None, data: st.DataObject
 ) -> None:
     room = data.draw(st.none() | st.lists(st.integers(0, 6), min_size=len(reach), max_size=len(reach)))
-    found = allocate(reach, cost, room, max_drafted)
+    found = allocate_batch(reach, cost, room, max_drafted)
     limits = [len(r) if room is None else min(len(r), room[i]) for i, r in enumerate(reach)]
     splits = [
         split
@@ -77,7 +77,7 @@ def test_takes_nodes_as_a_heap_does(reach: list[list[float]]) -> None:
     """Also where reach rises, as estimates of trees without scores may."""
     free = CostCurve([1, 2], [1.0, 1.0])
     ones = [[min(1.0, value + 1e-6) for value in nodes] for nodes in reach]
-    assert list(allocate(ones, free).order) == by_heap(ones)
+    assert list(allocate_batch(ones, free).order) == by_heap(ones)
 
 
 @given(BATCH, curves(), st.integers(0, 16), st.integers(0, 16))
@@ -86,7 +86,7 @@ def test_a_smaller_budget_is_a_prefix(
 ) -> None:
     """The order in which nodes are taken does not depend on the budget, and the first m are the best m."""
     small, large = sorted((small, large))
-    less, more = allocate(reach, cost, None, small), allocate(reach, cost, None, large)
+    less, more = allocate_batch(reach, cost, None, small), allocate_batch(reach, cost, None, large)
     shorter, longer = sorted((less.order, more.order), key=len)
     assert longer[: len(shorter)] == shorter
     assert len(less.order) <= small
@@ -97,7 +97,7 @@ def test_a_smaller_budget_is_a_prefix(
 @given(st.lists(st.floats(0, 1), max_size=12), curves(), st.integers(0, 14))
 def test_one_request_is_choose_budget(reach: list[float], cost: CostCurve, room: int) -> None:
     size = choose_budget(reach, cost, room)
-    found = allocate([reach], cost, [room])
+    found = allocate_batch([reach], cost, [room])
     assert rate_of(found.num_drafted, [reach], cost) == pytest.approx(
         rate_of((size,), [reach], cost), rel=1e-12
     )
@@ -109,7 +109,7 @@ def test_a_staircase_is_climbed_past_a_row_that_does_not_pay() -> None:
     """Two requests: the third row costs a step of the stair, the rows after it are free up to the fifth."""
     cost = CostCurve([1, 2, 3, 5, 6], [9.0, 10.0, 14.0, 14.0, 30.0])
     reach = [[0.3, 0.3], [0.35, 0.2]]
-    found = allocate(reach, cost)
+    found = allocate_batch(reach, cost)
     assert rate_of((0, 1), reach, cost) < rate_of((0, 0), reach, cost)
     assert found.num_drafted == (2, 1)
     assert found.order == (1, 0, 0)
@@ -119,7 +119,7 @@ def test_trees_shrink_as_the_batch_grows_and_vanish_past_break_even() -> None:
     """Rows are free up to 16; a row past them costs as much as a request's own."""
     cost = CostCurve([1, 16, 64], [16.0, 16.0, 64.0])
     tree = [0.7, 0.5, 0.35, 0.25, 0.15, 0.15, 0.1, 0.1]
-    sizes = [allocate([tree] * batch, cost).num_drafted for batch in (1, 2, 4, 8, 16, 32)]
+    sizes = [allocate_batch([tree] * batch, cost).num_drafted for batch in (1, 2, 4, 8, 16, 32)]
     assert [max(size) for size in sizes] == sorted((max(size) for size in sizes), reverse=True)
     assert sizes[0] == (8,)
     assert set(sizes[3]) == {1}
@@ -128,17 +128,17 @@ def test_trees_shrink_as_the_batch_grows_and_vanish_past_break_even() -> None:
 
 def test_rows_that_are_not_trees_use_up_what_is_free() -> None:
     cost = CostCurve([1, 8, 16], [8.0, 8.0, 32.0])
-    assert allocate([[0.5] * 7], cost).num_drafted == (7,)
-    found = allocate([[0.5] * 7], cost, num_other_rows=4)
+    assert allocate_batch([[0.5] * 7], cost).num_drafted == (7,)
+    found = allocate_batch([[0.5] * 7], cost, num_other_rows=4)
     assert found.num_drafted == (3,)
     assert found.cost_ms == 8.0
 
 
 def test_ties_go_to_the_earlier_request_and_the_smaller_total() -> None:
     free = CostCurve([1, 2], [1.0, 1.0])
-    assert allocate([[0.5, 0.5], [0.5, 0.5]], free, None, 3).num_drafted == (2, 1)
-    assert allocate([[0.5, 0.0], [0.0]], free).num_drafted == (1, 0)
-    assert allocate([[], []], free).num_drafted == (0, 0)
+    assert allocate_batch([[0.5, 0.5], [0.5, 0.5]], free, None, 3).num_drafted == (2, 1)
+    assert allocate_batch([[0.5, 0.0], [0.0]], free).num_drafted == (1, 0)
+    assert allocate_batch([[], []], free).num_drafted == (0, 0)
 
 
 def test_a_batch_of_trees_is_cut_by_depth_and_budget() -> None:
@@ -177,7 +177,7 @@ def test_trees_without_scores_need_an_estimate() -> None:
 def test_bad_input(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     given_ = {"reach": [[0.5], [0.5]], "cost": CostCurve([1], [1.0])} | arguments
     with pytest.raises(error, match=message):
-        allocate(**given_)
+        allocate_batch(**given_)
     with pytest.raises(ValueError, match="expected one depth per tree: 1 trees, got 2 depths"):
         cut_batch([DraftTree.root_only(1)], CostCurve([1], [1.0]), [1, 2])
 
@@ -187,7 +187,7 @@ def test_a_large_batch_is_shared_out_correctly() -> None:
     rng = random.Random(0)
     reach = [sorted((rng.random() for _ in range(16)), reverse=True) for _ in range(64)]
     cost = CostCurve([1, 64, 128, 256, 1024], [10.0, 11.0, 13.0, 18.0, 80.0])
-    found = allocate(reach, cost, max_drafted=512)
+    found = allocate_batch(reach, cost, max_drafted=512)
     order = by_heap(reach)
     assert list(found.order) == order[: len(found.order)]
     rates = [rate_of(tuple(order[:n].count(i) for i in range(64)), reach, cost) for n in range(0, 513, 8)]

@@ -195,3 +195,27 @@ def test_in_chain_mode_the_best_chain_is_verified() -> None:
     for _ in range(50):
         planner.record(tree, [0, 2, 3])
     assert planner.cut(tree, 0).token_tuple == (5, 2, 3)
+
+
+def test_a_look_verifies_nothing() -> None:
+    planner, guard = guarded()
+    guard._fall()
+    assert planner.drafts
+    scores = [0.0, *(math.log(value) for value in REACH)]
+    tree = DraftTree(TreeShape.from_parents(BUSHY), [5, 1, 2, 3, 4], scores)
+    assert planner.cut(tree, 0).num_drafted == 0
+
+
+def test_a_look_follows_what_a_chain_had_accepted() -> None:
+    """In one step the text goes down the chain and, with what is emitted after it, off the tree."""
+    planner, guard = guarded()
+    guard._try(Mode.CHAIN, "for the test")
+    seen: list[Look] = []
+    guard.looked = seen.append  # type: ignore[method-assign]
+    text = [7, 1, 2, 9, 1, 9, 9, 9, 9]
+    position = step(planner, text, 0, 13.0)
+    assert position == 3
+    while position < 8:
+        position += step(planner, text, position, 13.0)
+    found = [(look.tree_accepted, look.chain_accepted) for look in seen]
+    assert found[:2] == [(2, 2), (1, 1)]

@@ -3,11 +3,13 @@ from __future__ import annotations
 import itertools
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import treedecode as td
+from treedecode.cost import convex_minorant
 
 
 def test_interpolates_between_measurements() -> None:
@@ -83,3 +85,20 @@ def test_bad_json(text: str) -> None:
 def test_no_rows(num_rows: int) -> None:
     with pytest.raises(ValueError, match="at least 1 row"):
         td.CostCurve([1], [1.0]).ms(num_rows)
+
+
+@given(st.lists(st.floats(0.1, 1e3), min_size=1, max_size=12))
+def test_the_convex_minorant_is_below_and_touches(times: list[float]) -> None:
+    rows = [1 + 3 * i + i % 2 for i in range(len(times))]
+    kept, values = convex_minorant(rows, times)
+    below = np.interp(rows, kept, values)
+    assert kept[0] == rows[0] and kept[-1] == rows[-1]
+    assert (below <= np.array(times) + 1e-9).all()
+    slopes = np.diff(values) / np.diff(kept)
+    assert (np.diff(slopes) >= -1e-9).all()
+    assert all(times[rows.index(count)] == value for count, value in zip(kept, values, strict=True))
+
+
+def test_one_slow_row_count_does_not_bend_the_curve() -> None:
+    kept, values = convex_minorant([1, 2, 4, 8, 16], [10.0, 11.0, 30.0, 17.0, 25.0])
+    assert kept == [1, 2, 8, 16] and values == [10.0, 11.0, 17.0, 25.0]

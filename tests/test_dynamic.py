@@ -125,7 +125,7 @@ def test_repeated_siblings_merge_with_the_better_confidence_and_all_that_is_belo
 def test_what_has_no_chance_is_left_out() -> None:
     tree = plan_dynamic([-1, 0, 1, 0], [9, 1, 2, 3], [1.0, 0.0, 0.9, 0.3], 3)
     assert paths_of(tree) == [(), (3,)]
-    assert plan_dynamic([-1], [9], [1.0], 5) == td.DraftTree.root_only(9)
+    assert plan_dynamic([-1], [9], [math.nan], 5) == td.DraftTree.root_only(9)
 
 
 def draft(path: tuple[int, ...], width: int) -> tuple[list[int], list[float]]:
@@ -183,6 +183,20 @@ def test_the_frontier_holds_a_repeated_sibling_once() -> None:
     assert plan.add([0, 0], [[4], [4]], [[0.3], [0.6]], source="b") == [[1], [1]]
     assert plan.frontier(5) == [1]
     assert plan.num_candidates == 1
+
+
+def test_a_late_better_repeat_raises_what_is_below_it() -> None:
+    """The first copy has children by then, and the second comes with more confidence."""
+    plan = DynamicPlan(0)
+    plan.add([0], [[4, 5]], [[0.1, 0.5]], source="a")
+    plan.add([1, 2], [[6], [7]], [[0.9], [0.9]], source="a")
+    assert plan.frontier(1) == [4]
+    plan.add([0], [[4]], [[0.8]], source="b")
+    assert plan.frontier(1) == [3]
+    tree = plan.tree(4)
+    assert tree.token_tuple == (0, 4, 6, 5, 7)
+    assert np.exp(np.asarray(tree.scores)) == pytest.approx([1.0, 0.8, 0.72, 0.5, 0.45])
+    assert tree.sources == ("root", "b", "a", "a", "a")
 
 
 def test_no_node_left_to_draft_on() -> None:

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from treedecode.accept import Acceptance, accept_greedy, accept_sampled
     from treedecode.acceptance import EdgeEstimates
+    from treedecode.allocate import Allocation, allocate_batch, cut_batch
+    from treedecode.batch import pad_to_bucket
+    from treedecode.buckets import BucketPlanner, Buckets
     from treedecode.cost import CostCurve
     from treedecode.drafters import make_drafter
     from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
@@ -34,6 +37,9 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Acceptance": "accept",
+    "Allocation": "allocate",
+    "BucketPlanner": "buckets",
+    "Buckets": "buckets",
     "Chunk": "engines.hf",
     "CostCurve": "cost",
     "CostSurface": "surface",
@@ -53,13 +59,16 @@ _HOME = {
     "VerifiedRows": "drafters.base",
     "accept_greedy": "accept",
     "accept_sampled": "accept",
+    "allocate_batch": "allocate",
     "commit_path": "kv",
     "custom_generate": "engines.hook",
+    "cut_batch": "allocate",
     "expected_tokens": "expect",
     "generate": "engines.hf",
     "load": "engines.load",
     "make_drafter": "drafters",
     "node_reach": "expect",
+    "pad_to_bucket": "batch",
     "plan_branches": "families",
     "plan_dynamic": "dynamic",
     "plan_leaf_siblings": "families",
@@ -70,6 +79,9 @@ _HOME = {
 
 __all__ = [
     "Acceptance",
+    "Allocation",
+    "BucketPlanner",
+    "Buckets",
     "Chunk",
     "CostCurve",
     "CostSurface",
@@ -89,13 +101,16 @@ __all__ = [
     "VerifiedRows",
     "accept_greedy",
     "accept_sampled",
+    "allocate_batch",
     "commit_path",
     "custom_generate",
+    "cut_batch",
     "expected_tokens",
     "generate",
     "load",
     "make_drafter",
     "node_reach",
+    "pad_to_bucket",
     "plan_branches",
     "plan_dynamic",
     "plan_leaf_siblings",

@@ -32,7 +32,7 @@ class Allocation:
     cost_ms: float
 
 
-def allocate(
+def allocate_batch(
     reach: Sequence[Sequence[float]],
     cost: CostCurve,
     room: Sequence[int] | None = None,
@@ -128,7 +128,7 @@ def cut_batch(
 
     Args:
         trees: one per request, nodes in descending reach.
-        cost, max_drafted, num_other_rows: as for ``allocate``.
+        cost, max_drafted, num_other_rows: as for ``allocate_batch``.
         max_depths: by request, the deepest draft that can still be emitted (``depth_room``); deeper nodes are left
             out before the budget is shared out. No limit if not given.
         reach: reach of every node of a tree, root first; from its scores if not given.
@@ -137,12 +137,12 @@ def cut_batch(
         The trees as they are to be verified, and how the budget was shared out.
 
     Raises:
-        TypeError, ValueError: as ``allocate``; or there is not one depth per tree.
+        TypeError, ValueError: as ``allocate_batch``; or there is not one depth per tree.
     """
     if max_depths is not None:
         if len(max_depths) != len(trees):
             raise ValueError(f"expected one depth per tree: {len(trees)} trees, got {len(max_depths)} depths")
         trees = [tree.within_depth(depth) for tree, depth in zip(trees, max_depths, strict=True)]
-    allocation = allocate([reach(tree)[1:] for tree in trees], cost, None, max_drafted, num_other_rows)
+    allocation = allocate_batch([reach(tree)[1:] for tree in trees], cost, None, max_drafted, num_other_rows)
     cut = [tree.prefix(size) for tree, size in zip(trees, allocation.num_drafted, strict=True)]
     return cut, allocation

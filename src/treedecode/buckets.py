@@ -83,7 +83,7 @@ def bucket_choices(
     puts as many of its nodes into a bucket as fit; they are free once the bucket is paid for.
 
     Args:
-        reach: by request, of its drafted nodes in order of the tree, as for ``allocate``.
+        reach: by request, of its drafted nodes in order of the tree, as for ``allocate_batch``.
         cost: milliseconds by the number of rows of the step.
         buckets: the sizes that exist.
         room: by request, the most drafted nodes it can use; no limit if not given.

@@ -11,6 +11,9 @@ from treedecode.planner import choose_budget
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
 
+# The widest tree that budget="auto" looks at.
+AUTO_MAX_DRAFTED = 48
+
 
 class BudgetPlanner:
     """Chooses how many nodes of each tree to verify.
@@ -163,11 +166,4 @@ def _best_chain(tree: DraftTree, reach: Sequence[float]) -> tuple[DraftTree, lis
     nodes = [0]
     while nodes[-1] in best:
         nodes.append(best[nodes[-1]])
-    scores = None if tree.scores is None else tree.scores.tolist()
-    chain = DraftTree.trusted(
-        range(-1, len(nodes) - 1),
-        [tree.token_tuple[node] for node in nodes],
-        None if scores is None else [scores[node] for node in nodes],
-        None if tree.sources is None else [tree.sources[node] for node in nodes],
-    )
-    return chain, [reach[node] for node in nodes]
+    return tree.along(nodes), [reach[node] for node in nodes]

@@ -23,6 +23,8 @@ from treedecode.models.default import cache_dir
 from treedecode.surface import CostSurface
 
 SCHEMA_VERSION = 1
+# More than this between the quartiles, and the machine had other work.
+_BUSY_SPREAD = 0.1
 _WEIGHTS = ("*.safetensors", "*.bin")
 # Shown, not compared: a folder that was renamed or fine-tuned runs the same passes.
 _NOT_COMPARED = {"model"}
@@ -101,6 +103,11 @@ class Calibration:
     measured_at: datetime
     num_repeats: int
     spread: float
+
+    @property
+    def busy(self) -> bool:
+        """Whether the machine seems to have had other work: the times are to be taken again."""
+        return self.spread > _BUSY_SPREAD
 
     def to_json(self) -> str:
         """One JSON object; ``read`` reads it."""

@@ -125,6 +125,24 @@ class CostCurve:
         raise ValueError('a cost curve must be a JSON object with the lists "rows" and "ms"')
 
 
+def convex_minorant(rows: Sequence[int], ms: Sequence[float]) -> tuple[list[int], list[float]]:
+    """The points that the greatest convex curve below all of them goes through (the lower convex hull).
+
+    Args:
+        rows: Row counts, strictly increasing.
+        ms: Milliseconds of each.
+    """
+    hull: list[tuple[int, float]] = []
+    for count, time in zip(rows, ms, strict=True):
+        while len(hull) > 1:
+            (x0, y0), (x1, y1) = hull[-2:]
+            if (y1 - y0) * (count - x1) <= (time - y1) * (x1 - x0):
+                break
+            hull.pop()
+        hull.append((count, time))
+    return [count for count, _ in hull], [time for _, time in hull]
+
+
 def _check_points(rows: Sequence[int], ms: Sequence[float]) -> tuple[tuple[int, ...], tuple[float, ...]]:
     counts = topology.int_tuple(rows, "row count", "point")
     if not counts:

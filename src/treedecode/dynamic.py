@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -42,10 +43,13 @@ class DynamicPlan:
     def __init__(self, root_token_id: int) -> None:
         self._parents = [-1]
         self._tokens = [topology.count(root_token_id, "root_token_id")]
-        self._confidences = [1.0]
+        self._edges = [0.0]  # log confidence
+        self._scores = [0.0]  # log value
+        self._stale = False  # a merge has raised an edge: values are out of date
         self._depths = [0]
         self._sources = ["root"]
         self._node_of: dict[tuple[int, int], int] = {}
+        self._deepest = [0]
 
     @property
     def num_candidates(self) -> int:
@@ -87,14 +91,8 @@ class DynamicPlan:
                 raise ValueError(
                     f"candidates hang below known nodes, 0 to {len(self._parents) - 1}, got {node}"
                 )
-        rows = zip(nodes, tokens.tolist(), values.tolist(), strict=True)
-        return [
-            [
-                self._add(node, token, value, source)
-                for token, value in zip(row_tokens, row_values, strict=True)
-            ]
-            for node, row_tokens, row_values in rows
-        ]
+        rows = zip(nodes, tokens.tolist(), _logs(values), strict=True)
+        return [self._add(node, row, logs, source) for node, row, logs in rows]
 
     def frontier(self, limit: int) -> list[int]:
         """The nodes to draft on: of the deepest level the ``limit`` of highest value, best first; none left is the end.
@@ -102,11 +100,8 @@ class DynamicPlan:
         Ties go to the earlier candidate, and what has no chance is left out (EAGLE-2, section 4.1).
         """
         limit = topology.count(limit, "limit")
-        scores = self._scores()
-        deepest = max(self._depths)
-        level = [
-            node for node, depth in enumerate(self._depths) if depth == deepest and scores[node] > -math.inf
-        ]
+        scores = self._values()
+        level = [node for node in self._deepest if scores[node] > -math.inf]
         return sorted(level, key=lambda node: -scores[node])[:limit]
 
     def tree(self, budget: int, max_depth: int | None = None) -> DraftTree:
@@ -127,12 +122,11 @@ class DynamicPlan:
             TypeError, ValueError: the budget or the limit is not an integer or negative.
         """
         budget = topology.count(budget, "budget")
-        scores = self._scores()
-        order = np.lexsort(np.array([self._depths, np.negative(scores)])).tolist()
+        scores = self._values()
+        order = np.lexsort(np.array([self._depths, np.negative(scores)]))
         if max_depth is not None:
-            max_depth = topology.count(max_depth, "max_depth")
-            order = [node for node in order if self._depths[node] <= max_depth]
-        chosen = [node for node in order[: budget + 1] if scores[node] > -math.inf]
+            order = order[np.take(self._depths, order) <= topology.count(max_depth, "max_depth")]
+        chosen = [node for node in order[: budget + 1].tolist() if scores[node] > -math.inf]
         new_of = {node: new for new, node in enumerate(chosen)}
         return DraftTree.trusted(
             [-1, *(new_of[self._parents[node]] for node in chosen[1:])],
@@ -141,28 +135,43 @@ class DynamicPlan:
             [self._sources[node] for node in chosen],
         )
 
-    def _add(self, parent: int, token: int, confidence: float, source: str) -> int:
-        new = len(self._parents)
-        node = self._node_of.setdefault((parent, token), new)
-        if node == new:
-            self._parents.append(parent)
-            self._tokens.append(token)
-            self._confidences.append(confidence)
-            self._depths.append(self._depths[parent] + 1)
-            self._sources.append(source)
-        elif confidence > self._confidences[node]:
-            self._confidences[node] = confidence
-            self._sources[node] = source
-        return node
+    def _add(self, parent: int, tokens: Sequence[int], edges: Sequence[float], source: str) -> list[int]:
+        """Add siblings with their log confidences; returns their numbers."""
+        parents, scores, node_of = self._parents, self._scores, self._node_of
+        depth = self._depths[parent] + 1
+        deepest = self._depths[self._deepest[0]]
+        base, start = scores[parent], len(parents)
+        numbers = []
+        for token, edge in zip(tokens, edges, strict=True):
+            new = len(parents)
+            node = node_of.setdefault((parent, token), new)
+            numbers.append(node)
+            if node == new:
+                parents.append(parent)
+                scores.append(base + edge)
+                self._tokens.append(token)
+                self._edges.append(edge)
+            elif edge > self._edges[node]:
+                self._edges[node] = edge
+                self._stale = True
+                if node < start:
+                    self._sources[node] = source
+        num_added = len(parents) - start
+        self._depths += [depth] * num_added
+        self._sources += [source] * num_added
+        if num_added and depth >= deepest:
+            if depth > deepest:
+                self._deepest = []
+            self._deepest += range(start, len(parents))
+        return numbers
 
-    def _scores(self) -> list[float]:
-        """Log value of every node: here, not as candidates come, because a merged parent's may have risen."""
-        scores = [0.0] * len(self._parents)
-        for node in range(1, len(scores)):
-            confidence = self._confidences[node]
-            scores[node] = (
-                scores[self._parents[node]] + math.log(confidence) if confidence > 0.0 else -math.inf
-            )
+    def _values(self) -> list[float]:
+        """Log value of every node; all anew once a merged candidate, which may have children, has risen."""
+        scores = self._scores
+        if self._stale:
+            for node in range(1, len(scores)):
+                scores[node] = scores[self._parents[node]] + self._edges[node]
+            self._stale = False
         return scores
 
 
@@ -192,21 +201,26 @@ def plan_dynamic(
     """
     given = topology.check_parents(topology.int_tuple(parents, "parent"))
     tokens, values = np.asarray(token_ids), np.asarray(confidences)
-    names = repeat("draft", len(given)) if sources is None else sources
-    num_names = len(given) if sources is None else len(sources)
-    if tokens.shape != (len(given),) or values.shape != (len(given),) or num_names != len(given):
+    names = ["draft"] * len(given) if sources is None else sources
+    if tokens.shape != (len(given),) or values.shape != (len(given),) or len(names) != len(given):
         raise ValueError(
             f"expected one token, confidence and source per candidate: {len(given)} candidates, "
-            f"got shapes {list(tokens.shape)}, {list(values.shape)} and {num_names} sources"
+            f"got shapes {list(tokens.shape)}, {list(values.shape)} and {len(names)} sources"
         )
     _check_candidates(tokens, values[1:])
     plan = DynamicPlan(int(tokens[0]))
     kept = [0]
-    candidates = zip(given, tokens.tolist(), values.tolist(), names, strict=True)
-    next(candidates)
-    for parent, token, confidence, source in candidates:
-        kept.append(plan._add(kept[parent], token, confidence, source))
+    candidates = zip(given[1:], names[1:], tokens[1:].tolist(), _logs(values[1:]), strict=True)
+    # candidates come row by row as a rule: siblings in a run are added together
+    for (parent, source), run in groupby(candidates, key=itemgetter(0, 1)):
+        _, _, row, logs = zip(*run, strict=True)
+        kept += plan._add(kept[parent], row, logs, source)
     return plan.tree(budget, max_depth)
+
+
+def _logs(confidences: np.ndarray) -> list:
+    with np.errstate(divide="ignore"):
+        return np.log(confidences.astype(np.float64)).tolist()
 
 
 def _check_candidates(tokens: np.ndarray, confidences: np.ndarray) -> None:

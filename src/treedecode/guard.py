@@ -92,9 +92,9 @@ class Guard:
     that pay again are seen by the next look.
 
     A plain step's time is the cost curve's, corrected by plain steps measured here: those at which nothing was worth
-    verifying, and where there are none, a few are run plainly: at the very first, when steps have become slower or
-    faster, before drafts are given up, and every 256 steps. So a wrong curve or a machine that slows down is not taken
-    for the drafts' fault or merit.
+    verifying, and where there are none, a few are run plainly: first of all if nobody has measured them, when steps
+    have become slower or faster, before drafts are given up, and every 256 steps. So a wrong curve or a machine that
+    slows down is not taken for the drafts' fault or merit.
 
     Args:
         reference: shared by the requests of one model; one of its own if not given.

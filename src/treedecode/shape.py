@@ -158,6 +158,11 @@ class TreeShape(Frozen):
         """Depth of the deepest node, 0 for the root alone."""
         return max(self.depth_tuple)
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node follows the one before it; so for the root alone."""
+        return self.parent_tuple == tuple(range(-1, self.num_drafted))
+
     @cached_property
     def rank_tuple(self) -> tuple[int, ...]:
         return topology.sibling_ranks(self.parent_tuple)

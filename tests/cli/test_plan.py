@@ -219,7 +219,10 @@ def test_matplotlib_is_optional(run, monkeypatch, tmp_path):
     assert run("plan").code == 0
     ran = run("plan", "--plot", tmp_path / "plan.png")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err == "treedecode: --plot needs matplotlib, which is not installed: pip install matplotlib\n"
+    assert (
+        ran.err
+        == "treedecode: --plot needs matplotlib, which is not installed: pip install 'treedecode[plot]'\n"
+    )
 
 
 def test_help_teaches(run):

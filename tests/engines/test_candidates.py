@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treedecode.engines.candidates import top_candidates
-from treedecode.engines.head import Head, ScreenedHead, _Piece, probe_int8
+from treedecode.engines.head import Head, Int8Weight, ScreenedHead, probe_int8
 from treedecode.engines.linear import Linear
 
 
@@ -82,6 +82,6 @@ def test_rows_of_zeros_and_of_no_numbers_fall_back() -> None:
 def test_int8_probe_finds_a_product_that_saturates(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on processors that add pairs of products in 16 bits."""
     assert probe_int8() == ""
-    exact = _Piece.product
-    monkeypatch.setattr(_Piece, "product", lambda self, rows: exact(self, rows).clamp(-32768, 32767))
+    exact = Int8Weight.product
+    monkeypatch.setattr(Int8Weight, "product", lambda self, rows: exact(self, rows).clamp(-32768, 32767))
     assert "off by" in probe_int8()

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 import treedecode as td
-from tests.engines.tokenizers import END, byte_level
+from tests.engines.tokenizers import END, byte_level, save_checkpoint
 from treedecode.engines.hf import stream
 from treedecode.engines.load import LoadedModel, load
 from treedecode.tree import DraftTree, TreeShape
@@ -28,11 +28,8 @@ LIMIT = 256
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint in transformers format, float32."""
     path = tmp_path_factory.mktemp("model")
-    tokenizer = byte_level()
-    tokenizer.save_pretrained(path)
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
+    save_checkpoint(
+        path,
         hidden_size=48,
         intermediate_size=64,
         num_hidden_layers=2,
@@ -41,11 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_position_embeddings=LIMIT,
         initializer_range=0.3,
         tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
         pad_token_id=END,
     )
-    LlamaForCausalLM(config).save_pretrained(path)
     return path
 
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import treedecode as td
-from tests.engines.tokenizers import byte_level
+from tests.engines.tokenizers import save_checkpoint
 from treedecode import calibration as saved
 from treedecode.calibration import Calibration
 from treedecode.cost import CostCurve
@@ -28,21 +27,15 @@ SURFACE = CostSurface([1, 4], [64, 512], [[10.0, 10.5], [12.0, 900.0]])
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny"
-    tokenizer = byte_level()
-    tokenizer.save_pretrained(path)
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
+    save_checkpoint(
+        path,
         hidden_size=32,
         intermediate_size=32,
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=700,
-        bos_token_id=None,
-        eos_token_id=None,
     )
-    LlamaForCausalLM(config).save_pretrained(path)
     return path
 
 
@@ -89,6 +82,9 @@ def test_what_was_saved_is_used(folder: Path, conditions: saved.Conditions, meas
     assert (model.cost, measured) == (SURFACE, [])
     assert model.cost_source.startswith("calibration of 2026-01-")
     assert load(folder, dtype="float64").cost != SURFACE
+    assert "busy" not in model.cost_source
+    saved.save(replace(of(conditions), spread=0.3))
+    assert load(folder).cost_source.endswith(", on a busy machine: repeats vary by 30%")
 
 
 def test_none_always_measures(folder: Path, conditions: saved.Conditions, measured: list[Any]) -> None:
@@ -159,8 +155,11 @@ def test_measured_and_found_again(folder: Path) -> None:
     assert td.generate(model, "the end", max_new_tokens=8)[0].stats.num_emitted == 8
 
 
-def test_the_size_of_a_tree_follows_the_context(folder: Path, conditions: saved.Conditions) -> None:
-    """Rows are nearly free at 64 tokens and dear at 512."""
+def test_the_size_of_a_tree_follows_the_context(
+    folder: Path, conditions: saved.Conditions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are nearly free at 64 tokens and dear at 512; without the guard, which goes by the clock."""
+    monkeypatch.setattr("treedecode.engines.loop.Guard", lambda _reference: None)
     saved.save(of(conditions))
     model = load(folder)
     prompt = [5, 6, 7, 8] * 8

@@ -76,6 +76,13 @@ def test_said_reach_against_what_happened() -> None:
     assert reliability.error == pytest.approx((0.6 + 0.7) / 2)
 
 
+def test_what_comes_after_the_end_is_neither_right_nor_wrong() -> None:
+    """An interrupted run: the third step drafts two candidates for its last token, and one beyond."""
+    found = walk(replace(scored(), max_emitted=99), Dynamic(), 3)
+    assert found.num_drafted == (3, 3, 3)
+    assert found.reliability.count == 3 + 3 + 2
+
+
 def test_auto_sizes_trees_by_cost() -> None:
     """1.6 tokens for 1.1 times the time pay; at twice the time only plain decoding does."""
     steep = CostCurve([1, 2], [10.0, 20.0])
@@ -150,6 +157,11 @@ def test_unknown_rows_give_way_to_recorded_ones() -> None:
     assert hit.rows.tree.token_tuple == (1, 2, 7, 8)
     assert hit.rows.tree.shape.parent_tuple == (-1, 0, 0, 1)
     assert hit.rows.root_index == 2
+    # the row of 2 is not known, so none below it can be told
+    rows.pop((1, ()))
+    orphans = replace(MADE, rows=rows).verified(0, DraftTree(TreeShape.star(3), [1, 2, 50, 51]), [0, 1])
+    assert orphans.rows is not None
+    assert (orphans.rows.tree.token_tuple, orphans.rows.path) == ((1, 7), (0,))
     assert replace(MADE, rows={}).verified(0, DraftTree.root_only(1), [0]).rows is None
 
 

@@ -15,11 +15,12 @@ from treedecode import __version__
 from treedecode.cli.calibrate import calibrate
 from treedecode.cli.doctor import doctor
 from treedecode.cli.generate import generate
+from treedecode.cli.outcome import BAD_INPUT
 from treedecode.cli.plan import plan
 from treedecode.cli.replay import replay
+from treedecode.cli.serve import serve
 from treedecode.models.default import LICENSE_NOTE
 
-BAD_INPUT = 2
 _EPILOG = f"The default model: {LICENSE_NOTE}"
 
 app = typer.Typer(
@@ -36,6 +37,7 @@ app.command(epilog=_EPILOG)(calibrate)
 app.command(epilog=_EPILOG)(doctor)
 app.command()(plan)
 app.command()(replay)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
 
 
 def _show_version(wanted: bool) -> None:

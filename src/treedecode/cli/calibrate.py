@@ -17,13 +17,12 @@ from rich.table import Table
 
 from treedecode.calibration import Calibration, check_writable, save
 from treedecode.cli.numbers import number
+from treedecode.cli.options import Device, Dtype, Revision
+from treedecode.cli.outcome import INTERRUPTED, bad_input
 from treedecode.cli.progress import Stages
 from treedecode.models import quiet_transformers
 
-INTERRUPTED = 130
 _MOST_SECONDS = 3600.0
-# More than this between the quartiles, and the machine had other work.
-_BUSY_SPREAD = 0.1
 _REFRESH_S = 0.25
 
 
@@ -31,13 +30,9 @@ def calibrate(
     model: Annotated[
         str, typer.Argument(help='"default", a folder in transformers format, or a Hub id.')
     ] = "default",
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, mps, ...; the fastest that is there if not given.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, ...; that of the checkpoint if not given.")
-    ] = None,
+    revision: Revision = None,
+    device: Device = None,
+    dtype: Dtype = None,
     output: Annotated[
         Path | None,
         typer.Option(help="Save to this file, for --calibration, and not where it is found by itself."),
@@ -59,14 +54,13 @@ def calibrate(
             f"--seconds must be above 0 and at most {_MOST_SECONDS:g}, got {seconds:g}"
         )
     try:
-        check_writable(output)
-        made = _measure(model, revision, device, dtype, seconds)
-        path = save(made, output)
+        with bad_input():
+            check_writable(output)
+            made = _measure(model, revision, device, dtype, seconds)
+            path = save(made, output)
     except KeyboardInterrupt:
         print("treedecode: interrupted, nothing was saved", file=sys.stderr)
         return INTERRUPTED
-    except (ValueError, TypeError, OSError) as error:
-        raise typer.TyperException(str(error)) from error
     if as_json:
         print(json.dumps({"path": str(path), **json.loads(made.to_json())}, ensure_ascii=False))
     else:
@@ -137,6 +131,6 @@ def _show(made: Calibration, path: Path) -> None:
         f"Medians of {made.num_repeats} or more passes each, which vary by {made.spread:.0%}; "
         "fitted so that cost never falls. Columns: length of the context."
     )
-    if made.spread > _BUSY_SPREAD:
+    if made.busy:
         console.print("The machine seems to have been busy: calibrate again when it is idle.")
     console.print(f"Saved to {path}")

@@ -52,6 +52,8 @@ def doctor(
         print(json.dumps(versions | {"findings": [asdict(finding) for finding in findings]}))
     else:
         table = Table(box=None, show_header=False, pad_edge=False)
+        for _ in range(3):
+            table.add_column(overflow="fold")  # a path that is cut is of no use
         for finding in findings:
             table.add_row("yes" if finding.works else "no", finding.name, finding.detail)
         Console(highlight=False, markup=False, soft_wrap=True).print(table)
@@ -67,7 +69,7 @@ def examine() -> list[Finding]:
         _installed("transformers"),
     ]
     if torch.works:
-        findings += [_cpu(), _prepack(), _cuda(), _mps()]
+        findings += [_cpu(), _prepack(), _int8(), _cuda(), _mps()]
     findings += [_optional("triton"), _default_model()]
     if torch.works and findings[2].works:
         findings.append(_calibration())
@@ -95,6 +97,14 @@ def _prepack() -> Finding:
     return Finding(
         "oneDNN-prepacked linear layers", not reason, reason or "float32 models on the CPU use them"
     )
+
+
+def _int8() -> Finding:
+    from treedecode.engines.head import probe_int8
+
+    reason = probe_int8()
+    detail = "find the candidates of a large vocabulary, which float32 then decides"
+    return Finding("oneDNN int8 products", not reason, reason or detail)
 
 
 def _cuda() -> Finding:

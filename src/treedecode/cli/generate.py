@@ -13,6 +13,8 @@ import typer
 
 import treedecode as td
 from treedecode.cli.numbers import integer, number
+from treedecode.cli.options import Device, Dtype, Revision
+from treedecode.cli.outcome import CHECK_FAILED, INTERRUPTED, bad_input
 from treedecode.cli.progress import Stages
 from treedecode.cli.prompt import encode_prompt, read_prompt
 from treedecode.cli.report import Comparison, closing_line, comparison_lines, to_json
@@ -21,9 +23,6 @@ from treedecode.models import quiet_transformers
 if TYPE_CHECKING:
     from treedecode.engines.hf import Stream
     from treedecode.trace import TraceWriter
-
-CHECK_FAILED = 1
-INTERRUPTED = 130
 
 
 def generate(
@@ -42,13 +41,9 @@ def generate(
             help='"default" (Gemma 3 270M, under the Gemma terms of use), a folder in transformers format, or a Hub id.'
         ),
     ] = "default",
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub id.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, mps, ...; the fastest that is there if not given.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, ...; that of the checkpoint if not given.")
-    ] = None,
+    revision: Revision = None,
+    device: Device = None,
+    dtype: Dtype = None,
     max_new_tokens: Annotated[int, typer.Option(parser=integer, help="Stop after this many tokens.")] = 128,
     budget: Annotated[
         str,
@@ -127,10 +122,10 @@ def generate(
             "--compare compares with plain decoding, which --budget 0 is: expected a budget above 0"
         )
     stages = Stages()
-    with stages("Starting"), _bad_input():
+    with stages("Starting"), bad_input():
         _check(options)
         quiet_transformers()
-    with _bad_input():
+    with bad_input():
         loaded = td.load(
             model, device=device, dtype=dtype, revision=revision, progress=stages, calibration=calibration
         )
@@ -174,15 +169,6 @@ def _parse_budget(text: str) -> int | Literal["auto"]:
         ) from None
 
 
-@contextmanager
-def _bad_input() -> Iterator[None]:
-    """What the library refuses is bad input."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError) as error:
-        raise typer.TyperException(str(error)) from error
-
-
 def _check(options: dict[str, Any]) -> None:
     """The checks of ``treedecode.stream`` that need no model, so that a typing error costs no loading time."""
     from treedecode.engines.request import check_budget, check_count
@@ -196,7 +182,7 @@ def _check(options: dict[str, Any]) -> None:
 
 @contextmanager
 def _open_trace(path: Path | None) -> Iterator[TraceWriter | None]:
-    with _bad_input():
+    with bad_input():
         writer = td.TraceWriter(path) if path else None
     with writer or nullcontext():
         yield writer
@@ -205,7 +191,7 @@ def _open_trace(path: Path | None) -> Iterator[TraceWriter | None]:
 def _start(
     model: td.LoadedModel, prompt: str | list[int], options: dict[str, Any], trace: TraceWriter | None = None
 ) -> Stream:
-    with _bad_input():
+    with bad_input():
         return td.stream(model, prompt, trace=trace, **options)
 
 

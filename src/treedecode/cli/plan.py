@@ -191,7 +191,7 @@ def _draw(result: Plan, path: Path) -> None:
         if error.name is None or not error.name.startswith("matplotlib"):
             raise
         raise typer.TyperException(
-            "--plot needs matplotlib, which is not installed: pip install matplotlib"
+            "--plot needs matplotlib, which is not installed: pip install 'treedecode[plot]'"
         ) from error
     try:
         draw(result, path)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +11,9 @@ import typer
 
 import treedecode as td
 from treedecode.cli.numbers import integer, number
+from treedecode.cli.outcome import CHECK_FAILED, bad_input
 from treedecode.cli.progress import Stages
 
-NO_GO = 1
 # As of treedecode generate.
 MAX_BUDGET = 1024
 
@@ -63,7 +61,7 @@ def replay(
     from treedecode.replay.source import read_recordings
 
     stages = Stages()
-    with _bad_input():
+    with bad_input():
         budgets = _parse_budgets(budget)
         _check(width, draft_ms, gate)
         given = None if cost is None else read_cost(cost)
@@ -80,7 +78,7 @@ def replay(
         print(json.dumps(settings | asdict(found)))
     else:
         print_replay(found)
-    return 0 if found.verdict is not None and found.verdict.go else NO_GO
+    return 0 if found.verdict is not None and found.verdict.go else CHECK_FAILED
 
 
 def _parse_budgets(text: str) -> list[int | str]:
@@ -102,12 +100,3 @@ def _check(width: int, draft_ms: float | None, gate: float) -> None:
         raise ValueError(f"--draft-ms must be at least 0, got {draft_ms}")
     if not 0.0 <= gate < float("inf"):
         raise ValueError(f"--gate must be at least 0 tokens per step, got {gate}")
-
-
-@contextmanager
-def _bad_input() -> Iterator[None]:
-    """What the library refuses is bad input."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError) as error:
-        raise typer.TyperException(str(error)) from error

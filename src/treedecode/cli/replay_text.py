@@ -95,8 +95,8 @@ def _explained(found: Replay) -> list[str]:
     setups = dict.fromkeys(result.error.setup for result in found.results if result.error is not None)
     measured = f"from {' and '.join(setups)}" if setups else "not known here"
     lines = [
-        '"off live by" is E[L] of replay less that of live runs: 0 by construction where it says "exact", for estimates '
-        f"{measured}.",
+        '"off live by" is E[L] of replay less that of live runs: 0 by construction where it says "exact", '
+        f"for estimates {measured}.",
     ]
     if any(result.budget == "auto" for result in found.results):
         lines.append('"auto" is an estimate in every row: live, the cost of the machine chooses.')

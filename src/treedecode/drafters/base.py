@@ -9,6 +9,9 @@ import numpy as np
 
 from treedecode.tree import DraftTree
 
+# Candidates per verified row that drafters and traces see.
+NUM_CANDIDATES = 8
+
 
 @dataclass(frozen=True)
 class VerifiedRows:
@@ -72,3 +75,29 @@ class Drafter(Protocol):
             if the drafter can estimate it, else ``None``.
         """
         ...
+
+
+def check_is_tree(tree: object, drafter: str) -> DraftTree:
+    """What a drafter proposed, if it is a tree; ``TypeError`` otherwise."""
+    if not isinstance(tree, DraftTree):
+        raise TypeError(f"drafter {drafter!r} must propose a DraftTree, got {type(tree).__name__}")
+    return tree
+
+
+def check_draft(tree: DraftTree, root: int, vocab_size: int, drafter: str) -> None:
+    """Refuses a draft that the target cannot verify.
+
+    Raises:
+        ValueError: The root is not the last committed token, or a token is not in the target's vocabulary.
+    """
+    tokens = tree.token_tuple
+    if tokens[0] != root:
+        raise ValueError(
+            f"drafter {drafter!r} must root its tree at the last committed token {root}, got {tokens[0]}"
+        )
+    if max(tokens) >= vocab_size or min(tokens) < 0:
+        odd = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise ValueError(
+            f"drafter {drafter!r} proposed token {odd}, the target's vocabulary has {vocab_size} tokens: "
+            "drafter and target must share one vocabulary"
+        )

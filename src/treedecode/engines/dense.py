@@ -10,9 +10,10 @@ class DenseRows:
     """Shows a drafter about what it would see live.
 
     A tree holds what the target says about output yet to come. A drafter that was shown it drafted the next positions
-    from the answers (E[L] 3.8 where live has 2.3), and one that was shown the rejected nodes of the trees of all
-    positions knew too much as well (2.3 for 1.8). So only the trees at which live steps would start are shown, and
-    position by position: each time the rows below the token that is the root now, without those below its true child.
+    from the answers (E[L] of 8 nodes 3.8 instead of about 2.3, default model), and one that was shown the rejected
+    nodes of the trees of all positions knew too much as well (2.3 for 1.8, a tiny model). So only the trees at which
+    live steps would start are shown, and position by position: each time the rows below the token that is the root now,
+    without those below its true child.
     """
 
     def __init__(self) -> None:

@@ -102,7 +102,7 @@ class ScreenedHead(Head):
         self._weight = weight
         largest = weight.abs().amax(0)
         self._column_scale = torch.where(largest > 0, largest, 1.0)
-        pieces = [_Piece(part / self._column_scale) for part in weight.split(_PIECE)]
+        pieces = [Int8Weight(part / self._column_scale) for part in weight.split(_PIECE)]
         self._pieces = pieces
         self._weight_error = max(piece.error for piece in pieces)
         self._weight_norm = max(piece.norm for piece in pieces)
@@ -167,7 +167,7 @@ class ScreenedHead(Head):
         return values[:, :count], ids[:, :count], most_outside < values[:, 0]
 
 
-class _Piece:
+class Int8Weight:
     """Some rows of a weight in int8, packed by oneDNN.
 
     Attributes:
@@ -215,7 +215,7 @@ def probe_int8() -> str:
     weight = torch.full((32, 64), float(_LEVELS))
     weight[1::2] = -_LEVELS
     try:
-        got = _Piece(weight).product(rows)
+        got = Int8Weight(weight).product(rows)
     except (AttributeError, RuntimeError, NotImplementedError) as error:
         return f"the oneDNN int8 operators do not run: {str(error).splitlines()[0]}"
     worst = (got - rows.float() @ weight.T).abs().max().item()

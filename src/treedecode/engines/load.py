@@ -12,7 +12,7 @@ import torch
 from treedecode import calibration as saved
 from treedecode.calibration import Calibration
 from treedecode.engines.build import Implementation, build_target
-from treedecode.engines.measure import conditions_of, measure_cost
+from treedecode.engines.measure import check_plain_step, conditions_of, measure_cost
 from treedecode.engines.request import check_stop_ids
 from treedecode.engines.target import Target
 from treedecode.models import ModelNotFoundError, Progress, resolve_model
@@ -106,7 +106,7 @@ def load(
         progress: Called with the name of each stage that may take over two seconds; returns a context manager.
         implementation: See ``build_target``.
         calibration: What a step costs: "auto" takes what ``treedecode calibrate`` saved for this model, if nothing has
-            changed since, and else measures at one context, in two seconds; None always measures; a path takes that
+            changed since, and else measures at one context, in three seconds; None always measures; a path takes that
             file and no other. ``LoadedModel.cost_source`` says what was taken.
 
     Raises:
@@ -132,11 +132,10 @@ def load(
         source = _described(found) if found else f"measured at load, at one short context: {reason}"
         if not found and calibration == "auto":
             source += f"; {command} measures all"
-    if found:
-        cost: Cost = found.surface
-    else:
-        with (progress or silent)("Measuring the cost of a step"):
-            cost = measure_cost(opened.target)
+    with (progress or silent)("Measuring the cost of a step"):
+        cost: Cost = found.surface if found else measure_cost(opened.target)
+        if found:
+            check_plain_step(opened.target, cost)
     eos = opened.eos_token_id
     stops = check_stop_ids(eos if eos is not None else tokenizer.eos_token_id)
     return LoadedModel(path, tokenizer, opened.config, opened.target, stops, cost, source)
@@ -192,7 +191,10 @@ def _read_calibration(file: Path) -> Calibration:
 
 
 def _described(calibration: Calibration) -> str:
-    return f"calibration of {calibration.measured_at.astimezone():%Y-%m-%d %H:%M}"
+    made = f"calibration of {calibration.measured_at.astimezone():%Y-%m-%d %H:%M}"
+    return (
+        f"{made}, on a busy machine: repeats vary by {calibration.spread:.0%}" if calibration.busy else made
+    )
 
 
 def _calibrate_command(name: object, device: object, dtype: object, revision: object) -> str:

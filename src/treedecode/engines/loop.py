@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -15,7 +15,14 @@ from torch import Tensor
 from treedecode.accept import Acceptance, accept_greedy, truncate_at_stop
 from treedecode.budget import BudgetPlanner
 from treedecode.drafters import make_drafter
-from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
+from treedecode.drafters.base import (
+    NUM_CANDIDATES,
+    DraftContext,
+    Drafter,
+    VerifiedRows,
+    check_draft,
+    check_is_tree,
+)
 from treedecode.engines.candidates import top_candidates
 from treedecode.engines.dense import DenseRows
 from treedecode.engines.request import Request
@@ -29,14 +36,16 @@ from treedecode.guard import Guard
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
 
-# Candidates per verified row that drafters and traces see.
-NUM_CANDIDATES = 8
 # Prompt rows per forward pass.
 PREFILL_CHUNK = 256
 # Prompt rows per vocabulary product, so that prompt logits are never held together.
 _HEAD_CHUNK = 32
-# What plain steps of a target take, for the guards of all its requests.
 _PLAIN: WeakKeyDictionary[Target, PlainReference] = WeakKeyDictionary()
+
+
+def plain_reference(target: Target) -> PlainReference:
+    """What plain steps of a target take: one record for the guards of all its requests, and for who measures it."""
+    return _PLAIN.setdefault(target, PlainReference())
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,7 @@ class Decoder:
         # a dense trace wants whole trees: replay cuts them
         planner = None
         if request.budget is None and not request.dense:
-            planner = BudgetPlanner(cost, Guard(_PLAIN.setdefault(target, PlainReference())))
+            planner = BudgetPlanner(cost, Guard(plain_reference(target)))
         return cls(target, request, proposer, planner, observer)
 
     @torch.inference_mode()
@@ -213,11 +222,7 @@ class Decoder:
             self._token_ids, len(self._request.prompt_ids), max_drafted, max_depth, self._rows.take()
         )
         tree = self._drafter.propose(context)
-        if not isinstance(tree, DraftTree):
-            raise TypeError(
-                f"drafter {self._drafter.name!r} must propose a DraftTree, got {type(tree).__name__}"
-            )
-        tree = tree.prefix(max_drafted).within_depth(max_depth)
+        tree = check_is_tree(tree, self._drafter.name).prefix(max_drafted).within_depth(max_depth)
         check_draft(tree, self._token_ids[-1], self._target.vocab_size, self._drafter.name)
         return tree if self._planner is None else self._planner.cut(tree, self.cache.length)
 
@@ -282,22 +287,3 @@ class Decoder:
 def _bits(values: Tensor) -> Tensor:
     """Float32 bit patterns as int64, to travel with ids."""
     return values.float().contiguous().view(torch.int32).long()
-
-
-def check_draft(tree: DraftTree, root: int, vocab_size: int, drafter: str) -> None:
-    """Refuses a draft that the target cannot verify.
-
-    Raises:
-        ValueError: The root is not the last committed token, or a token is not in the target's vocabulary.
-    """
-    tokens: Sequence[int] = tree.token_tuple
-    if tokens[0] != root:
-        raise ValueError(
-            f"drafter {drafter!r} must root its tree at the last committed token {root}, got {tokens[0]}"
-        )
-    if max(tokens) >= vocab_size or min(tokens) < 0:
-        odd = next(token for token in tokens if not 0 <= token < vocab_size)
-        raise ValueError(
-            f"drafter {drafter!r} proposed token {odd}, the target's vocabulary has {vocab_size} tokens: "
-            "drafter and target must share one vocabulary"
-        )

@@ -11,19 +11,20 @@ from pathlib import Path
 
 import torch
 
+from treedecode.budget import AUTO_MAX_DRAFTED
 from treedecode.calibration import Calibration, Conditions
-from treedecode.cost import CostCurve
+from treedecode.cost import CostCurve, convex_minorant
+from treedecode.drafters.base import NUM_CANDIDATES
 from treedecode.engines.cache import KVCache
-from treedecode.engines.loop import NUM_CANDIDATES
-from treedecode.engines.request import AUTO_MAX_DRAFTED
+from treedecode.engines.loop import plain_reference
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target
-from treedecode.surface import CostSurface
+from treedecode.surface import Cost, CostSurface
 
-_QUICK_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 1 + AUTO_MAX_DRAFTED)
+_QUICK_ROWS = (1, 2, 4, 8, 16, 32)
 _QUICK_CONTEXT = 64
-_QUICK_REPEATS = 3
-_QUICK_SECONDS = 2.0
+_QUICK_REPEATS = 5
+_QUICK_SECONDS = 3.0
 # Finer where most trees end: the size that pays is read off the slope there.
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 1 + AUTO_MAX_DRAFTED)
 _CONTEXTS = (64, 512, 2048, 8192)
@@ -54,8 +55,11 @@ class Measurement:
 def measure_cost(target: Target, clock: Clock = time.perf_counter) -> CostCurve:
     """Milliseconds of a step by number of rows at one short context, on this machine as it is now.
 
-    Takes two seconds at most, unless one pass of every row count takes longer. Vocabulary head and candidate search
-    included.
+    Takes three seconds at most, unless one pass of every row count takes longer. Vocabulary head and candidate search
+    included. The least of a few times counts: other load on the machine only adds, to whichever row count it hits.
+    For the same reason the curve is the greatest convex one below the times, as a roofline is convex; steps of a
+    staircase are found by :func:`measure_surface`, which has the time for it. Guards of requests to this target
+    take plain steps as they were here in the median.
 
     Args:
         target: The model.
@@ -64,14 +68,30 @@ def measure_cost(target: Target, clock: Clock = time.perf_counter) -> CostCurve:
     rows, (context,) = _fitting(target, _QUICK_ROWS, (_QUICK_CONTEXT,))
     passes = _Passes(target, rows, context, clock)
     deadline = clock() + _QUICK_SECONDS
-    # a first pass allocates and compiles: it counts where there is no time for a second
-    first = [passes.ms(count, context) for count in rows]
-    times: list[list[float]] = [[] for _ in rows]
+    # a first pass allocates and compiles: it decides only where there is no time for a second
+    times = [[passes.ms(count, context)] for count in rows]
     for done in range(_QUICK_REPEATS * len(rows)):
         if clock() >= deadline:
             break
         times[done % len(rows)].append(passes.ms(rows[done % len(rows)], context))
-    return CostCurve.fit(rows, [statistics.median(t or [cold]) for t, cold in zip(times, first, strict=True)])
+    least = [min(samples) for samples in times]
+    curve = CostCurve.fit(*convex_minorant(rows, least))
+    plain_reference(target).add(statistics.median(times[0][1:] or times[0]) / curve.ms(1))
+    return curve
+
+
+def check_plain_step(target: Target, cost: Cost, clock: Clock = time.perf_counter) -> None:
+    """Times a few plain steps, for guards to compare with a cost that was measured at another time.
+
+    Args:
+        target: The model.
+        cost: As it will be planned with.
+        clock: Seconds, for tests.
+    """
+    _, (context,) = _fitting(target, (1,), (_QUICK_CONTEXT,))
+    passes = _Passes(target, (1,), context, clock)
+    times = [passes.ms(1, context) for _ in range(1 + _QUICK_REPEATS)]
+    plain_reference(target).add(statistics.median(times[1:]) / cost.at(context).ms(1))
 
 
 def measure_surface(

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from numbers import Integral
 
+from treedecode.budget import AUTO_MAX_DRAFTED
 from treedecode.engines.sampling import SamplingParams
 
 # More drafted nodes than this never paid on any measured machine, and the cache is sized by the budget.
 MAX_BUDGET = 1024
-# The widest tree that budget="auto" looks at.
-AUTO_MAX_DRAFTED = 48
 
 
 @dataclass(frozen=True)

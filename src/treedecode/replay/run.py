@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 
+from treedecode.models.progress import Progress, silent
 from treedecode.reliability import Reliability
 from treedecode.replay.costs import StepCost
 from treedecode.replay.data import Selection
@@ -26,16 +26,9 @@ from treedecode.replay.strategies import (
     Strategy,
 )
 from treedecode.replay.walk import AUTO_MAX_DRAFTED, WHOLE, mean_emitted, walk
-from treedecode.tree import DraftTree
 
 # Of a drafter without a model where the recordings did not time one: a tree of tens of nodes, on one core.
 _RERUN_MS = 1.0
-
-Stage = Callable[[str], AbstractContextManager[None]]
-
-
-def _silent(_name: str) -> AbstractContextManager[None]:
-    return nullcontext()
 
 
 def replay(
@@ -44,7 +37,7 @@ def replay(
     cost: StepCost,
     width: int = 3,
     gate: float = 0.3,
-    stage: Stage = _silent,
+    stage: Progress = silent,
 ) -> Replay:
     """Replays all strategies that the recordings allow.
 
@@ -65,9 +58,9 @@ def replay(
     """
     recordings = selection.replayed
     cells = []
-    for make, budget in _plan(recordings, budgets, width):
-        with stage(f"Replaying {make().name}, {budget} nodes"):
-            cells.append(_cell(make(), budget, selection, cost))
+    for strategy, budget in _plan(recordings, budgets, width):
+        with stage(f"Replaying {strategy.name}, {budget} nodes"):
+            cells.append(_cell(strategy, budget, selection, cost))
     dense = recordings[0].dense
     return Replay(
         num_recordings=len(recordings),
@@ -85,39 +78,35 @@ def replay(
 
 def _plan(
     recordings: Sequence[Recording], budgets: Sequence[Budget], width: int
-) -> Iterator[tuple[Callable[[], Strategy], Budget]]:
+) -> Iterator[tuple[Strategy, Budget]]:
     """Every strategy with every budget that it can be replayed at."""
     numbers = sorted({budget for budget in budgets if isinstance(budget, int)})
     ordered: list[Budget] = [*numbers, *(["auto"] if "auto" in budgets else [])]
-    yield Plain, 0
+    yield Plain(), 0
     if recordings[0].dense:
         limit = _recorded_budget(recordings)
-        fixed: list[Callable[[], Strategy]] = [
-            Chain,
-            lambda: LeafSiblings(width),
-            lambda: StaticOptimal(recordings),
+        trees = [tree for recording in recordings for tree in recording.trees.values() if tree.num_drafted]
+        scored = all(tree.scores is not None for tree in trees)
+        strategies = [
+            Chain(),
+            LeafSiblings(width),
+            StaticOptimal(recordings),
+            *([Dynamic()] if scored else []),
         ]
-        scored = all(
-            tree.scores is not None for r in recordings for tree in r.trees.values() if tree.num_drafted
-        )
-        for make in [*fixed, *([Dynamic] if scored else [])]:
+        for strategy in strategies:
             for budget in ordered:
                 small = isinstance(budget, int) and (limit is None or budget <= limit)
-                if small or (budget == "auto" and scored and make().sizes_itself):
-                    yield make, budget
+                if small or (budget == "auto" and scored and strategy.sizes_itself):
+                    yield strategy, budget
     elif all(recording.trees for recording in recordings):
         recorded = {recording.budget for recording in recordings}
         if recorded != {0}:  # plain decoding is there already
             only = recorded.pop() if len(recorded) == 1 else None
-            chains = all(_is_chain(tree) for recording in recordings for tree in recording.trees.values())
-            yield lambda: Recorded("chain" if chains else "tree"), "mixed" if only is None else only
+            chains = all(tree.shape.is_chain for recording in recordings for tree in recording.trees.values())
+            yield Recorded("chain" if chains else "tree"), "mixed" if only is None else only
     for name in RERUN:
         for budget in ordered:
-            yield lambda name=name: Rerun(name), budget
-
-
-def _is_chain(tree: DraftTree) -> bool:
-    return tree.shape.max_depth == tree.num_drafted
+            yield Rerun(name), budget  # counts what it knows, so a fresh one each
 
 
 def _recorded_budget(recordings: Sequence[Recording]) -> int | None:

@@ -6,15 +6,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from treedecode.budget import BudgetPlanner
+from treedecode.budget import AUTO_MAX_DRAFTED, BudgetPlanner
 from treedecode.reliability import Reliability
 from treedecode.replay.recording import Recording, follow
 from treedecode.replay.strategies import Strategy
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
 
-# The widest tree that a budget of "auto" looks at, as live.
-AUTO_MAX_DRAFTED = 48
 # A budget that cuts nothing.
 WHOLE = 1 << 30
 

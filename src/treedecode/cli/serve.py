@@ -1,0 +1,44 @@
+"""``treedecode serve``: stock ``vllm serve`` with trees on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from typing import Annotated
+
+import typer
+
+from treedecode.cli.outcome import bad_input
+from treedecode.vllm.command import serve_command
+from treedecode.vllm.compat import check_version
+from treedecode.vllm.config import DEFAULT_BUDGET
+
+
+def serve(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A model folder or a name of the Hub, as for vllm serve.")],
+    budget: Annotated[
+        int, typer.Option(help="Most drafted nodes per request and step; 0 is plain vllm serve.")
+    ] = DEFAULT_BUDGET,
+    drafter: Annotated[
+        str, typer.Option(help="merged, recycling, suffix, prompt-lookup, or package.module:factory.")
+    ] = "merged",
+    max_depth: Annotated[int, typer.Option(help="Deepest drafted node.")] = 32,
+    show: Annotated[bool, typer.Option("--show", help="Print the command instead of running it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --show: as a JSON object.")] = False,
+) -> None:
+    """Serves MODEL with vLLM's OpenAI-compatible server, trees on. Every other flag is passed on to vllm serve."""
+    with bad_input():
+        command = serve_command(model, context.args, budget, drafter, max_depth)
+        if not show:
+            check_version()
+    if show:
+        plain = shlex.join(command.plain)
+        print(json.dumps({"argv": command.argv, "environment": command.environment}) if as_json else plain)
+        return
+    for name, value in command.environment.items():
+        print(f"treedecode: {name}={value} is set: trees run on that model runner", file=sys.stderr)
+    sys.stdout.flush()
+    os.execve(command.argv[0], command.argv, {**os.environ, **command.environment})

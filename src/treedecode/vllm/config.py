@@ -1,0 +1,118 @@
+"""What a user sets: the budget, the drafter and the depth, and how vLLM is told."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from treedecode.drafters import DRAFTERS, make_drafter
+from treedecode.drafters.base import Drafter
+from treedecode.topology import count
+
+WORKER = "treedecode.vllm.worker.TreeCPUWorker"
+PROPOSER = "treedecode.vllm.proposer.TreeProposer"
+# vLLM's own limit on drafts per request and step.
+MAX_BUDGET = 128
+DEFAULT_BUDGET = 12
+# Key in vLLM's additional_config.
+CONFIG_KEY = "treedecode"
+
+
+@dataclass(frozen=True)
+class TreeOptions:
+    """Settings beyond vLLM's own, in ``additional_config["treedecode"]``.
+
+    Attributes:
+        drafter: a name of ``treedecode.drafters.DRAFTERS``, or ``"package.module:factory"``, where ``factory()`` gives
+            a fresh ``Drafter`` for every request.
+        max_depth: deepest drafted node.
+
+    Raises:
+        TypeError, ValueError: a value that cannot be meant.
+    """
+
+    drafter: str = "merged"
+    max_depth: int = 32
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.drafter, str):
+            raise TypeError(f"drafter must be a name, got {self.drafter!r} ({type(self.drafter).__name__})")
+        if self.drafter not in DRAFTERS and ":" not in self.drafter:
+            raise ValueError(
+                f"drafter must be one of {', '.join(DRAFTERS)}, or 'package.module:factory' for your own; "
+                f"got {self.drafter!r}"
+            )
+        count(self.max_depth, "max_depth", minimum=1)
+
+    @classmethod
+    def of(cls, additional_config: object) -> TreeOptions:
+        """Read the options from vLLM's ``additional_config``; those not given keep their defaults.
+
+        Raises:
+            ValueError: an option that does not exist.
+        """
+        given = additional_config.get(CONFIG_KEY, {}) if isinstance(additional_config, Mapping) else {}
+        if not isinstance(given, Mapping):
+            raise ValueError(f"additional_config[{CONFIG_KEY!r}] must map options to values, got {given!r}")
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(set(given) - set(known)):
+            raise ValueError(
+                f"additional_config[{CONFIG_KEY!r}] has the options {', '.join(known)}; got {unknown}"
+            )
+        return cls(**given)
+
+    def drafter_factory(self) -> Callable[[], Drafter]:
+        """What makes a fresh drafter.
+
+        Raises:
+            ValueError: the module or the factory does not exist, or it makes no drafter.
+        """
+        if self.drafter in DRAFTERS:
+            return DRAFTERS[self.drafter]
+        module, _, name = self.drafter.partition(":")
+        try:
+            factory = getattr(importlib.import_module(module), name)
+            make_drafter(factory())
+        except (ImportError, AttributeError, TypeError) as error:
+            raise ValueError(f"drafter {self.drafter!r} cannot be made: {error}") from error
+        return factory
+
+
+def check_budget(budget: int) -> int:
+    """Return ``budget``, the drafted nodes per request and step, if vLLM can take it.
+
+    Raises:
+        TypeError, ValueError: it is no integer, negative, or over vLLM's own limit.
+    """
+    if count(budget, "budget") > MAX_BUDGET:
+        raise ValueError(
+            f"budget must be at most {MAX_BUDGET}, vLLM's limit of drafts per step, got {budget}"
+        )
+    return budget
+
+
+def engine_args(budget: int = DEFAULT_BUDGET, drafter: str = "merged", max_depth: int = 32) -> dict[str, Any]:
+    """Arguments that turn trees on in vLLM: ``LLM(model, **engine_args())``.
+
+    Args:
+        budget: most drafted nodes per request and step; 0 gives no argument at all: stock plain decoding.
+        drafter: as ``TreeOptions``.
+        max_depth: as ``TreeOptions``.
+
+    Raises:
+        TypeError, ValueError: a value that cannot be meant.
+    """
+    options = TreeOptions(drafter, max_depth)
+    if check_budget(budget) == 0:
+        return {}
+    return {
+        "worker_cls": WORKER,
+        "speculative_config": {
+            "method": "custom_class",
+            "model": PROPOSER,
+            "num_speculative_tokens": budget,
+        },
+        "additional_config": {CONFIG_KEY: asdict(options)},
+    }

@@ -1,0 +1,169 @@
+"""Our drafters as vLLM's ``custom_class`` proposer: one drafter per request, fed by what the target said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from vllm.logger import init_logger
+
+from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows, check_draft, check_is_tree
+from treedecode.tree import DraftTree
+from treedecode.vllm.config import TreeOptions
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+# vLLM shows the messages of loggers below its own
+logger = init_logger(f"vllm.{__name__}")
+
+
+@dataclass
+class RequestState:
+    """What is kept of a running request.
+
+    Attributes:
+        drafter: its own drafter.
+        prompt_len: number of prompt tokens.
+        token_ids: prompt and output; grows as the request does.
+        rows: what the target said since the last proposal.
+    """
+
+    drafter: Drafter
+    prompt_len: int
+    token_ids: list[int]
+    rows: list[VerifiedRows] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What a tree of this step must keep to.
+
+    Attributes:
+        request_id: vLLM's.
+        prompt_len: number of prompt tokens.
+        max_depth: tokens that can still be emitted after the next one; 0 asks for no draft.
+        chain: a grammar walks the drafts one after the other, so they must be a chain.
+    """
+
+    request_id: str
+    prompt_len: int
+    max_depth: int
+    chain: bool
+
+
+class TreeProposer:
+    """Proposes a tree per request; a drafter that fails costs its request this step's tree and nothing else.
+
+    Args:
+        vllm_config: of the engine; the options are in its ``additional_config``.
+    """
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        speculative = vllm_config.speculative_config
+        assert speculative is not None
+        options = TreeOptions.of(vllm_config.additional_config)
+        self._budget = speculative.num_speculative_tokens
+        self._max_depth = options.max_depth
+        self._make_drafter = options.drafter_factory()
+        self._vocab_size = vllm_config.model_config.get_vocab_size()
+        self._states: dict[str, RequestState] = {}
+        self._early_rows: dict[str, list[VerifiedRows]] = {}
+        self._limits: Sequence[RequestLimits] = ()
+        self.proposed: dict[str, DraftTree] = {}
+        self.num_failed = 0
+        self._reported: set[str] = set()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to load: these drafters have no model."""
+
+    def observe(self, rows: Mapping[str, VerifiedRows]) -> None:
+        """Keep what the target said, by request, for the next proposal."""
+        for request_id, verified in rows.items():
+            state = self._states.get(request_id)
+            # a request that is still in its prompt has no drafter yet
+            kept = self._early_rows.setdefault(request_id, []) if state is None else state.rows
+            kept.append(verified)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        self._states.pop(request_id, None)
+        self._early_rows.pop(request_id, None)
+        self.proposed.pop(request_id, None)
+
+    def prepare(self, limits: Sequence[RequestLimits]) -> None:
+        """Say what the next ``propose`` must keep to, in batch order."""
+        self._limits = limits
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        slot_mappings: object = None,
+    ) -> list[list[int]]:
+        """vLLM's call: the drafted tokens of every request in node order; ``proposed`` holds their trees."""
+        drafts = []
+        for row, (limits, sampled) in enumerate(zip(self._limits, sampled_token_ids, strict=True)):
+            self.proposed.pop(limits.request_id, None)
+            tree = None
+            if sampled:
+                token_ids = token_ids_cpu[row, : int(num_tokens_no_spec[row])]
+                tree = self._draft(limits, token_ids)
+            if tree is None or not tree.num_drafted:
+                drafts.append([])
+                continue
+            self.proposed[limits.request_id] = tree
+            drafts.append(list(tree.token_tuple[1:]))
+        return drafts
+
+    def _draft(self, limits: RequestLimits, token_ids: np.ndarray) -> DraftTree | None:
+        state = self._state(limits, token_ids)
+        max_depth = min(self._max_depth, limits.max_depth)
+        if max_depth < 1:
+            return None
+        rows, state.rows = tuple(state.rows), []
+        context = DraftContext(state.token_ids, state.prompt_len, self._budget, max_depth, rows)
+        try:
+            name = type(state.drafter).__name__
+            tree = check_is_tree(state.drafter.propose(context), name)
+            check_draft(tree, state.token_ids[-1], self._vocab_size, name)
+            tree = tree.prefix(self._budget).within_depth(max_depth)
+        except Exception as error:
+            self._report(state.drafter, error)
+            return None
+        return best_chain(tree) if limits.chain else tree
+
+    def _state(self, limits: RequestLimits, token_ids: np.ndarray) -> RequestState:
+        state = self._states.get(limits.request_id)
+        if state is not None and len(state.token_ids) <= len(token_ids):
+            state.token_ids.extend(token_ids[len(state.token_ids) :].tolist())
+            return state
+        ids = token_ids.tolist()
+        state = RequestState(self._make_drafter(), limits.prompt_len, ids)
+        state.rows = self._early_rows.pop(limits.request_id, [])
+        state.drafter.begin(ids[: limits.prompt_len])
+        self._states[limits.request_id] = state
+        return state
+
+    def _report(self, drafter: Drafter, error: Exception) -> None:
+        self.num_failed += 1
+        kind = f"{type(error).__name__}: {error}"
+        if type(error).__name__ not in self._reported:
+            self._reported.add(type(error).__name__)
+            logger.warning(
+                "Drafter %s failed (%s); the step goes on without its tree. Further failures of this kind are "
+                "counted, not logged.",
+                type(drafter).__name__,
+                kind,
+            )
+
+
+def best_chain(tree: DraftTree) -> DraftTree:
+    """The first child of the first child, and so on: the chain inside ``tree`` that its drafter thinks best."""
+    nodes = [0]
+    while children := tree.shape.children(nodes[-1]):
+        nodes.append(children[0])
+    return tree.along(nodes)

@@ -1,0 +1,197 @@
+"""Trees in vLLM's V1 model runner: a mixin of overrides, each of which calls the stock method and adds a few lines."""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treedecode.accept import Acceptance
+from treedecode.drafters.base import NUM_CANDIDATES, VerifiedRows
+from treedecode.engines.candidates import top_candidates
+from treedecode.tree import DraftTree
+from treedecode.vllm.counts import TreeCounts
+from treedecode.vllm.proposer import RequestLimits, TreeProposer
+from treedecode.vllm.sampling import RequestRows, expand_metadata
+from treedecode.vllm.step import StepTrees, TreeRows
+from treedecode.vllm.walk import walk_rows, walked_output
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Base
+else:
+    _Base = object
+
+
+class TreeRunnerMixin(_Base):
+    """To stand before a V1 runner in a class's bases; ``start_trees`` must be called once.
+
+    A step goes: ``_prepare_inputs`` recognises the trees among the scheduled drafts and sets positions by depth,
+    ``_build_attention_metadata`` hands the trees to the attention, ``_sample`` walks and moves the accepted K/V, and
+    ``propose_draft_token_ids`` drafts the next trees.
+    """
+
+    def start_trees(self) -> None:
+        """Set up what the overrides keep between calls."""
+        self._drafted: list[DraftTree] = []
+        self._first_rows: list[int] = []
+        self._step: StepTrees | None = None
+        self.counts = TreeCounts()
+
+    @property
+    def _proposer(self) -> TreeProposer:
+        drafter: Any = self.drafter
+        return drafter
+
+    def _update_states(self, scheduler_output: Any) -> Any:
+        for request_id in scheduler_output.finished_req_ids:
+            self._proposer.forget(request_id)
+        return super()._update_states(scheduler_output)
+
+    def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
+        inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+        num_rows = int(num_scheduled_tokens.sum())
+        # The scheduler pads some requests with drafts of -1, which must not reach the embedding.
+        self.input_ids.gpu[:num_rows].clamp_(min=0)
+        self._read_drafts(scheduler_output.scheduled_spec_decode_tokens)
+        trees = [
+            TreeRows(request, first_row, self._prefix_len(request, first_row), tree)
+            for request, (first_row, tree) in enumerate(zip(self._first_rows, self._drafted, strict=True))
+            if not tree.shape.is_chain
+        ]
+        self._step = StepTrees.of(trees, num_rows) if trees else None
+        if self._step is not None:
+            # Slots were counted from the stock positions and stay in node order.
+            shift = self._step.position_shift()
+            self.positions[self._step.rows] += shift
+            if self.uses_mrope:
+                self.mrope_positions.gpu[:, self._step.rows] += shift
+        return inputs
+
+    def _read_drafts(self, scheduled: dict[str, list[int]]) -> None:
+        """Recognise each request's tree in the tokens that were scheduled, which may be a prefix of those proposed."""
+        self._drafted, self._first_rows = [], []
+        for request, request_id in enumerate(self.input_batch.req_ids):
+            token_ids = tuple(scheduled.get(request_id, ()))
+            first_row = int(self.query_start_loc.np[request + 1]) - 1 - len(token_ids)
+            root = int(self.input_ids.cpu[first_row])
+            tree = self._proposer.proposed.get(request_id)
+            if tree is not None and tree.token_tuple[1 : len(token_ids) + 1] == token_ids:
+                tree = tree.prefix(len(token_ids))
+            else:
+                # drafts that the scheduler made up: as a chain they are at worst rejected
+                tree = DraftTree.trusted(range(-1, len(token_ids)), (root, *token_ids))
+            if token_ids:
+                self._proposer.proposed.pop(request_id, None)
+            self._drafted.append(tree)
+            self._first_rows.append(first_row)
+
+    def _params(self, request_id: str) -> SamplingParams:
+        params = self.requests[request_id].sampling_params
+        assert params is not None  # pooling models are refused
+        return params
+
+    def _prefix_len(self, request: int, first_row: int) -> int:
+        computed = int(self.input_batch.num_computed_tokens_cpu[request])
+        return computed + first_row - int(self.query_start_loc.np[request])
+
+    def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        self._set_builders(self._step)
+        try:
+            return super()._build_attention_metadata(*args, **kwargs)
+        finally:
+            self._set_builders(None)
+
+    def _set_builders(self, step: StepTrees | None) -> None:
+        for groups in self.attn_groups:
+            for group in groups:
+                builder: Any = group.get_metadata_builder(0)
+                builder.step = step
+
+    def _sample(self, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
+        if logits is None or spec_decode_metadata is None:
+            return super()._sample(logits, spec_decode_metadata)
+        # before the sampler, which changes the logits in place
+        top_logits, top_ids = top_candidates(logits, min(NUM_CANDIDATES, logits.shape[1]))
+        requests = [
+            RequestRows(tree, self._params(request_id), self.requests[request_id].output_token_ids)
+            for request_id, tree in zip(self.input_batch.req_ids, self._drafted, strict=True)
+        ]
+        metadata, draws = expand_metadata(
+            self.input_batch.sampling_metadata, requests, self.vllm_config, logits.shape[1]
+        )
+        output = self.sampler(logits=logits, sampling_metadata=metadata)
+        walks = walk_rows(self._drafted, output.sampled_token_ids[:, 0].tolist())
+        for request, walk in enumerate(walks):
+            draws.set_emitted(request, len(walk.token_ids))
+        if self._step is not None:
+            self.counts.num_moved_bytes += commit_step(self._step, walks)
+            self._step = None
+        # a request that is still in its prompt is sampled, too, and its token thrown away
+        kept = ~self.discard_request_mask.np[: len(walks)]
+        self.counts.add_step(list(compress(self._drafted, kept)), list(compress(walks, kept)))
+        self._observe(walks, top_ids.numpy(), top_logits.float().numpy())
+        return walked_output(output, self._drafted, walks)
+
+    def _observe(self, walks: list[Acceptance], top_ids: np.ndarray, top_logits: np.ndarray) -> None:
+        rows, first = {}, 0
+        for request, request_id in enumerate(self.input_batch.req_ids):
+            tree, end = self._drafted[request], first + self._drafted[request].num_nodes
+            # VerifiedRows of made-up drafts would teach the drafter tokens that do not exist
+            if min(tree.token_tuple) >= 0:
+                root_index = self._prefix_len(request, self._first_rows[request])
+                path = tuple(walks[request].path)
+                rows[request_id] = VerifiedRows(
+                    tree, root_index, path, top_ids[first:end], top_logits[first:end]
+                )
+            first = end
+        self._proposer.observe(rows)
+
+    def propose_draft_token_ids(self, *args: Any, **kwargs: Any) -> Any:
+        limits = []
+        for request, request_id in enumerate(self.input_batch.req_ids):
+            params = self._params(request_id)
+            num_tokens = int(self.input_batch.num_tokens_no_spec[request])
+            prompt_len = int(self.input_batch.num_prompt_tokens[request])
+            room = self.max_model_len - num_tokens
+            if params.max_tokens is not None:
+                room = min(room, prompt_len + params.max_tokens - num_tokens)
+            limits.append(
+                RequestLimits(request_id, prompt_len, room - 1, chain=params.structured_outputs is not None)
+            )
+        self._proposer.prepare(limits)
+        return super().propose_draft_token_ids(*args, **kwargs)
+
+    def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
+        # The stock rule stops drafting for the whole batch as soon as one request is within a budget of its end; these
+        # drafters have no model with a limit of its own, and each request's room is in its limits.
+        return common_attn_metadata is not None
+
+
+def commit_step(step: StepTrees, walks: list[Acceptance]) -> int:
+    """Move the accepted nodes' K/V to the slots after the root's, in every layer.
+
+    Rejected nodes keep the slots behind, which the next step overwrites before anything reads them.
+
+    Returns:
+        How many bytes were moved.
+    """
+    sources, slots, offset = [], [], 0
+    for rows in step.trees:
+        for place, node in enumerate(walks[rows.request].path):
+            if node != place:
+                sources.append(offset + node)
+                slots.append(rows.first_row + place)
+        offset += rows.tree.num_nodes
+    if not sources:
+        return 0
+    source, slot = torch.tensor(sources), torch.tensor(slots)
+    num_bytes = 0
+    for stash in step.stash.values():
+        key, value = stash.key[source], stash.value[source]
+        stash.impl.do_kv_cache_update(stash.layer, key, value, stash.kv_cache, stash.slot_mapping[slot])
+        num_bytes += key.nbytes + value.nbytes
+    return num_bytes

@@ -1,0 +1,105 @@
+"""Checks on the running engine before it serves: what was assumed about vLLM's cache and attention holds here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from treedecode.tree import DraftTree, TreeShape
+from treedecode.vllm.cpu_attention import TreeCPUImpl, TreeCPUMetadataBuilder
+from treedecode.vllm.step import StepTrees, TreeRows
+
+_NUM_NODES = 5
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+def self_test(runner: Any) -> int:
+    """Compare a tree step with vLLM's own attention on every kind of layer.
+
+    A chain computed as a tree, by keys and values read back from a cache that vLLM wrote, must equal what vLLM's op
+    computes for the same rows. The runner's own cache is not touched.
+
+    Args:
+        runner: the model runner, its caches set up.
+
+    Returns:
+        How many kinds of layers were compared.
+
+    Raises:
+        RuntimeError: a layer does not run the tree attention, or its results differ.
+    """
+    layers = runner.compilation_config.static_forward_context
+    seen: set[tuple[Any, ...]] = set()
+    for groups in runner.attn_groups:
+        for group in groups:
+            builder = group.get_metadata_builder(0)
+            for name in group.layer_names:
+                layer = layers[name]
+                if not isinstance(layer.impl, TreeCPUImpl) or not isinstance(builder, TreeCPUMetadataBuilder):
+                    raise RuntimeError(
+                        f"layer {name} must run treedecode's attention, got {type(layer.impl).__qualname__}: "
+                        "another plugin or --attention-backend chose its backend"
+                    )
+                impl = layer.impl
+                kind = (id(builder), impl.sliding_window, impl.num_heads, impl.logits_soft_cap, impl.scale)
+                if kind not in seen:
+                    seen.add(kind)
+                    _compare(name, layer, builder)
+    return len(seen)
+
+
+def _compare(name: str, layer: Any, builder: TreeCPUMetadataBuilder) -> None:
+    impl, kv_cache = layer.impl, layer.kv_cache
+    _, num_kv_heads, block_size, _ = kv_cache.shape
+    # the prefix ends inside its second block and, with a window, is longer than it
+    window = max(0, impl.sliding_window)
+    prefix_len = (max(block_size, window) // block_size) * block_size + block_size // 2
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(num_rows: int, num_heads: int) -> Tensor:
+        return torch.randn(num_rows, num_heads, impl.head_size, generator=generator).to(kv_cache.dtype)
+
+    num_blocks = -(-(prefix_len + _NUM_NODES) // block_size)
+    cache = torch.zeros(num_blocks + 1, *kv_cache.shape[1:], dtype=kv_cache.dtype)
+    # blocks in reverse order, and block 0 left out as vLLM does
+    table = torch.arange(num_blocks, 0, -1, dtype=torch.int32)[None]
+    places = torch.arange(prefix_len + _NUM_NODES)
+    slots = table[0, places // block_size].long() * block_size + places % block_size
+    keys, values = numbers(len(places), num_kv_heads), numbers(len(places), num_kv_heads)
+    impl.do_kv_cache_update(layer, keys, values, cache, slots)
+    query = numbers(_NUM_NODES, impl.num_heads)
+    key, value, slots = keys[prefix_len:], values[prefix_len:], slots[prefix_len:]
+    starts = torch.tensor([0, _NUM_NODES], dtype=torch.int32)
+    common = CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=torch.tensor([len(places)], dtype=torch.int32),
+        num_reqs=1,
+        num_actual_tokens=_NUM_NODES,
+        max_query_len=_NUM_NODES,
+        max_seq_len=len(places),
+        block_table_tensor=table,
+        slot_mapping=slots,
+    )
+
+    def attend(step: StepTrees | None) -> Tensor:
+        builder.step = step
+        try:
+            metadata = builder.build(0, common)
+        finally:
+            builder.step = None
+        output = torch.zeros_like(query)
+        impl.forward(layer, query, key, value, cache, metadata, output)
+        return output.float()
+
+    chain = DraftTree(TreeShape.chain(_NUM_NODES - 1), range(_NUM_NODES))
+    as_tree = attend(StepTrees.of([TreeRows(0, 0, prefix_len, chain)], _NUM_NODES))
+    gap = float((as_tree - attend(None)).abs().max())
+    if not gap < _TOLERANCE[kv_cache.dtype]:
+        raise RuntimeError(
+            f"self-test failed on layer {name}: a chain computed as a tree differs from vLLM's attention by {gap:.2e}; "
+            "run without treedecode's --worker-cls and report it with your CPU type"
+        )

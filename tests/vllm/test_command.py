@@ -1,0 +1,74 @@
+"""``treedecode serve`` up to the moment it runs vLLM; these tests need no vLLM."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from treedecode.cli.app import main
+from treedecode.vllm.command import serve_command
+
+
+def value_after(argv, flag):
+    return json.loads(argv[argv.index(flag) + 1])
+
+
+def test_flags_are_passed_on_and_trees_added():
+    command = serve_command("some/model", ["--port", "8001", "--dtype=float32"], 9, "suffix", 4)
+    assert command.argv[1:8] == [
+        "-m",
+        "treedecode.vllm.launch",
+        "serve",
+        "some/model",
+        "--port",
+        "8001",
+        "--dtype=float32",
+    ]
+    assert value_after(command.argv, "--speculative-config")["num_speculative_tokens"] == 9
+    assert value_after(command.argv, "--additional-config") == {
+        "treedecode": {"drafter": "suffix", "max_depth": 4}
+    }
+    assert command.environment == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+
+
+def test_budget_zero_adds_nothing():
+    command = serve_command("some/model", ["--worker-cls", "a.b"], 0)
+    assert command.argv[3:] == ["serve", "some/model", "--worker-cls", "a.b"] and not command.environment
+
+
+@pytest.mark.parametrize("flags", [["--additional-config", '{"x": 1}'], ['--additional-config={"x": 1}']])
+def test_other_additional_config_is_kept(flags):
+    command = serve_command("some/model", [*flags, "--port", "1"], 9)
+    assert value_after(command.argv, "--additional-config")["x"] == 1
+    assert command.argv.count("--additional-config") == 1 and "--port" in command.argv
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--worker-cls", "a.b"],
+        ["--speculative-config={}"],
+        ["--speculative_config", "{}"],
+        ["-sc", "{}"],
+        ["--speculative-config.method", "ngram"],
+        ["--additional-config", "[1]"],
+        ["--additional-config", '{"treedecode": {}}'],
+    ],
+)
+def test_flags_that_trees_set_are_refused(flags):
+    with pytest.raises(ValueError, match=r"--(worker|speculative|additional)-c|-sc is set"):
+        serve_command("some/model", flags, 9)
+
+
+def test_show_prints_the_plain_command(capsys):
+    assert main(["serve", "some/model", "--show", "--budget", "5", "--port", "8001"]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith("VLLM_USE_V2_MODEL_RUNNER=0 vllm serve some/model --port 8001 --worker-cls")
+
+
+@pytest.mark.parametrize("options", [["--budget", "-1"], ["--budget", "200"], ["--drafter", "none"]])
+def test_bad_input_is_one_line(options, capsys):
+    assert main(["serve", "some/model", "--show", *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and "must be" in captured.err

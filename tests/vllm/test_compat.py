@@ -1,0 +1,127 @@
+"""What is refused at start, and how it is said."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from treedecode.vllm import compat
+from treedecode.vllm.config import PROPOSER
+
+pytestmark = pytest.mark.vllm
+
+
+def config(**changes):
+    """A configuration that trees support, as far as it is looked at."""
+    parts = {
+        "speculative_config": SimpleNamespace(
+            method="custom_class",
+            model=PROPOSER,
+            num_speculative_tokens=8,
+            rejection_sample_method="standard",
+        ),
+        "additional_config": {},
+        "use_v2_model_runner": False,
+        "scheduler_config": SimpleNamespace(async_scheduling=False),
+        "parallel_config": SimpleNamespace(
+            pipeline_parallel_size=1,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            enable_dbo=False,
+        ),
+        "model_config": SimpleNamespace(
+            use_mla=False,
+            is_hybrid=False,
+            is_attention_free=False,
+            is_encoder_decoder=False,
+            runner_type="generate",
+            use_fp64_gumbel=False,
+        ),
+        "cache_config": SimpleNamespace(kv_sharing_fast_prefill=False, cache_dtype="auto"),
+        "kv_transfer_config": None,
+        "reasoning_config": None,
+    }
+    for path, value in changes.items():
+        owner, _, name = path.partition("__")
+        if name:
+            setattr(parts[owner], name, value)
+        else:
+            parts[owner] = value
+    return SimpleNamespace(**parts)
+
+
+def test_a_supported_configuration_passes():
+    compat.check_config(config())
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "what", "fix"),
+    [
+        ("use_v2_model_runner", True, "V2 model runner", "VLLM_USE_V2_MODEL_RUNNER=0"),
+        ("scheduler_config__async_scheduling", True, "async scheduling", "--no-async-scheduling"),
+        ("parallel_config__pipeline_parallel_size", 2, "pipeline", "--pipeline-parallel-size 1"),
+        (
+            "parallel_config__decode_context_parallel_size",
+            2,
+            "decode context",
+            "--decode-context-parallel-size 1",
+        ),
+        (
+            "parallel_config__prefill_context_parallel_size",
+            2,
+            "prefill context",
+            "--prefill-context-parallel",
+        ),
+        ("parallel_config__enable_dbo", True, "dual batch", "--enable-dbo"),
+        ("model_config__use_mla", True, "latent attention", "without treedecode's --worker-cls"),
+        ("model_config__is_hybrid", True, "Mamba", "without treedecode's --worker-cls"),
+        ("model_config__is_encoder_decoder", True, "encoder-decoder", "without treedecode's --worker-cls"),
+        ("model_config__runner_type", "pooling", "pooling models", "without treedecode's --worker-cls"),
+        ("model_config__use_fp64_gumbel", True, "noise in float64", "--use-fp64-gumbel"),
+        ("cache_config__kv_sharing_fast_prefill", True, "fast prefill", "--kv-sharing-fast-prefill"),
+        ("cache_config__cache_dtype", "fp8_e4m3", "quantised KV cache", "--kv-cache-dtype auto"),
+        ("kv_transfer_config", object(), "KV connectors", "--kv-transfer-config"),
+        ("reasoning_config", object(), "thinking budgets", "--reasoning-config"),
+        ("speculative_config__rejection_sample_method", "synthetic", "synthetic", "rejection_sample_method"),
+        ("speculative_config__num_speculative_tokens", 200, "budget must be at most 128", "200"),
+        ("speculative_config__method", "ngram", "--speculative-config", "custom_class"),
+        ("speculative_config", None, "--speculative-config", "custom_class"),
+        ("additional_config", {"treedecode": {"drafter": "none"}}, "drafter must be one of", "none"),
+    ],
+)
+def test_refusals_name_the_flag_that_fixes_them(change, value, what, fix):
+    with pytest.raises(ValueError, match=r"trees|budget|drafter|--worker-cls") as refusal:
+        compat.check_config(config(**{change: value}))
+    assert what in str(refusal.value) and fix in str(refusal.value)
+
+
+def test_gpus_are_refused(monkeypatch):
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    with pytest.raises(ValueError, match="GPUs yet"):
+        compat.check_config(config())
+
+
+@pytest.mark.parametrize("found", ["0.31.9", "0.33.0", "1.32.0"])
+def test_other_versions_are_refused(monkeypatch, found):
+    monkeypatch.setattr(compat, "vllm_version", lambda: found)
+    with pytest.raises(ValueError, match=f"need vLLM 0.32, got {found}: pip install"):
+        compat.check_version()
+
+
+def test_a_missing_vllm_is_named(monkeypatch):
+    monkeypatch.setattr(compat, "vllm_version", lambda: None)
+    with pytest.raises(ValueError, match="is not installed"):
+        compat.check_version()
+
+
+def test_signatures_of_this_vllm_are_those_the_overrides_rely_on(monkeypatch):
+    from vllm.v1.sample.sampler import Sampler
+
+    compat.check_version()
+    compat.check_signatures()
+    monkeypatch.setattr(Sampler, "forward", lambda self, logits: None)
+    with pytest.raises(ValueError, match=r"Sampler\.forward must take"):
+        compat.check_signatures()

@@ -1,0 +1,52 @@
+"""Options and arguments; these tests need no vLLM."""
+
+from __future__ import annotations
+
+import pytest
+
+from treedecode.drafters import MergedDrafter
+from treedecode.vllm import TreeOptions, engine_args
+
+
+def test_budget_zero_is_stock_vllm():
+    assert engine_args(0) == {}
+
+
+def test_arguments_of_an_engine():
+    arguments = engine_args(16, drafter="suffix", max_depth=5)
+    assert arguments["speculative_config"]["num_speculative_tokens"] == 16
+    assert TreeOptions.of(arguments["additional_config"]) == TreeOptions("suffix", 5)
+    assert TreeOptions.of({}) == TreeOptions()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"budget": -1}, ValueError, "budget must be at least 0, got -1"),
+        ({"budget": 129}, ValueError, "budget must be at most 128, vLLM's limit of drafts per step, got 129"),
+        ({"budget": 2.5}, TypeError, "budget must be an integer"),
+        ({"drafter": "nothing"}, ValueError, "drafter must be one of merged, .* got 'nothing'"),
+        ({"drafter": 3}, TypeError, "drafter must be a name"),
+        ({"max_depth": 0}, ValueError, "max_depth must be at least 1, got 0"),
+    ],
+)
+def test_bad_values_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        engine_args(**arguments)
+
+
+@pytest.mark.parametrize("given", [{"treedecode": {"bugdet": 3}}, {"treedecode": "merged"}])
+def test_bad_additional_config_is_named(given):
+    with pytest.raises(ValueError, match="additional_config"):
+        TreeOptions.of(given)
+
+
+def test_a_drafter_of_ones_own():
+    factory = TreeOptions("treedecode.drafters.merged:MergedDrafter").drafter_factory()
+    assert factory is MergedDrafter
+
+
+@pytest.mark.parametrize("path", ["no.such.module:make", "treedecode.drafters:missing", "json:JSONDecoder"])
+def test_a_drafter_that_cannot_be_made(path):
+    with pytest.raises(ValueError, match="cannot be made"):
+        TreeOptions(path).drafter_factory()
