@@ -11,14 +11,15 @@ import torch
 from treedecode.accept import accept_greedy, accept_sampled
 from treedecode.accept_sampling import accept_sampled_batch
 from treedecode.testing import reference
-from treedecode.testing.exact import branches, exactness, exactness_batched, exactness_of_walk
+from treedecode.testing.enumeration import branches
+from treedecode.testing.exact import exactness, exactness_batched, exactness_of_walk
 from treedecode.testing.mutations import (
     by_draft_probability,
     confident,
     legal,
     merged,
-    relisted,
 )
+from treedecode.testing.planting import relisted
 from treedecode.testing.problems import Problem
 from treedecode.testing.samplers import batched, public
 from treedecode.tree import DraftTree, TreeShape

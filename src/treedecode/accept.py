@@ -110,9 +110,9 @@ def accept_sampled(
       arXiv:2402.14160; Sequoia, arXiv:2402.12374).
     - ``"traversal"``: from the leaves up, whole paths at once; siblings drawn without replacement (traversal
       verification, arXiv:2505.12398). On a chain it accepts as many tokens in expectation as any exact method can
-      (block verification, arXiv:2403.10444, Algorithm 2 and its optimality theorem). On trees it mostly accepts
-      more than ``"without_replacement"``, but not on all: a leaf that stands before a sibling with a subtree is
-      accepted more often at the cost of what is below the sibling.
+      (block verification, arXiv:2403.10444, Algorithm 2 and its optimality theorem). On a tree it mostly accepts
+      more than ``"without_replacement"``, but not on every one: below the root, a leaf that stands before a sibling
+      with a subtree is accepted more often at the cost of what is below the sibling (docs/exactness.md).
       ``"traversal_with_replacement"`` is the same for independent siblings.
 
     Args:

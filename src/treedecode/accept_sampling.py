@@ -6,51 +6,15 @@ rows; a request that is done keeps its state, so nothing waits for a value.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from treedecode import rejection, traversal
 from treedecode.accept_batch import BatchAcceptance
 from treedecode.accept_inputs import METHODS
+from treedecode.drawing import at, draw, rows_of
 from treedecode.topology import count
-
-
-@dataclass(frozen=True)
-class Trees:
-    """The topology and tokens of a batch, as the walks follow them.
-
-    Attributes:
-        token_ids: int64 ``[B, N]``.
-        parents: int64 ``[B, N]``, -1 for the root and for padding.
-        first_child: int64 ``[B, N]``, -1 = none.
-        next_sibling: int64 ``[B, N]``, -1 = none; siblings in draw order.
-    """
-
-    token_ids: Tensor
-    parents: Tensor
-    first_child: Tensor
-    next_sibling: Tensor
-
-    @property
-    def num_nodes(self) -> int:
-        """Nodes of every row, padding included."""
-        return self.parents.shape[1]
-
-
-@dataclass(frozen=True)
-class Walked:
-    """Where the walks ended.
-
-    Attributes:
-        accepted: bool ``[B, N]``, the nodes of the path, root included.
-        weights: ``[B, V]``, what the last token is to be drawn from; any positive sum.
-        used: int64 ``[B]``, the numbers used so far; the next draws the last token.
-    """
-
-    accepted: Tensor
-    weights: Tensor
-    used: Tensor
+from treedecode.walking import Trees, Walked, link
 
 
 def accept_sampled_batch(
@@ -67,9 +31,9 @@ def accept_sampled_batch(
     """Walk a batch of trees along sampled tokens: ``accept_sampled`` for every row, without host synchronisation.
 
     Row b uses ``uniforms[b]`` in the order of its own decisions and nothing of the other rows, so it gives what it
-    would give alone. The values cannot be checked without a synchronisation: a drafted token must have a positive
-    probability in its parent's row of ``draft_probs``, and rows must be distributions (they are normalised, in
-    float32 or, if given in it, in float64).
+    would give alone. The values cannot be checked without a synchronisation: rows must be distributions (they are
+    normalised, in float32 or, if given in it, in float64). A sibling without probability in its parent's row of
+    ``draft_probs`` was not drawn and is never accepted: such nodes fill places for which no token was left.
 
     Args:
         parents: int64 ``[B, N]``, -1 for the root; siblings in draw order; padding may hold anything.
@@ -109,8 +73,6 @@ def walk(
     max_tests: int,
 ) -> Walked:
     """The walk of ``method``; arguments as checked by ``accept_sampled_batch``."""
-    from treedecode import rejection, traversal
-
     if draft_probs is None or method == "one_draw":
         return one_draw(trees, target_probs, uniforms, depth_limit)
     replacement = method.endswith("with_replacement")
@@ -127,7 +89,7 @@ def one_draw(trees: Trees, target_probs: Tensor, uniforms: Tensor, depth_limit: 
     accepted = (nodes == 0).expand(batch_size, -1)
     used = torch.zeros_like(node)
     for _ in range(min(depth_limit, trees.num_nodes - 1)):
-        token = draw(rows_of(target_probs, node), pick(uniforms, used))
+        token = draw(rows_of(target_probs, node), at(uniforms, used))
         matches = (trees.parents == node[:, None]) & (trees.token_ids == token[:, None])
         found, child = matches.max(1)  # the first match
         accepted = accepted | (found[:, None] & (nodes == child[:, None]))
@@ -148,57 +110,9 @@ def finish(trees: Trees, walked: Walked, uniforms: Tensor, depth_limit: int) -> 
     num_accepted = accepted.sum(1) - 1
     following = path[:, 1 : depth_limit + 2]
     emitted = trees.token_ids.gather(1, following.clamp(min=0)).masked_fill(following < 0, -1)
-    last = draw(walked.weights, pick(uniforms, walked.used))
+    last = draw(walked.weights, at(uniforms, walked.used))
     emitted = emitted.scatter(1, num_accepted[:, None], last[:, None])
     return BatchAcceptance(path[:, : depth_limit + 1], emitted, num_accepted)
-
-
-def link(parents: Tensor, token_ids: Tensor, num_nodes: Tensor | None = None) -> Trees:
-    """Children and siblings by pointers; padding and nodes without a parent before them are cut off."""
-    nodes = torch.arange(parents.shape[1], device=parents.device)
-    valid = (parents >= 0) & (parents < nodes)
-    if num_nodes is not None:
-        valid = valid & (nodes < num_nodes[:, None])
-    parents = torch.where(valid, parents, -1)
-    has_child, first = (parents[:, None, :] == nodes[:, None]).max(2)
-    later = nodes[None, :] > nodes[:, None]
-    siblings = (parents[:, None, :] == parents[:, :, None]) & later & valid[:, :, None]
-    has_next, following = siblings.max(2)
-    return Trees(token_ids, parents, torch.where(has_child, first, -1), torch.where(has_next, following, -1))
-
-
-def normalised(weights: Tensor) -> Tensor:
-    """Rows with sum 1, in float32 or wider; rows without mass stay as they are."""
-    wide = weights if weights.dtype == torch.float64 else weights.float()
-    total = wide.sum(-1, keepdim=True)
-    return wide / torch.where(total > 0, total, 1)
-
-
-def rows_of(probs: Tensor, node: Tensor) -> Tensor:
-    """Row ``node[b]`` of every batch row b, ``[B, V]``, as given."""
-    return probs[torch.arange(len(node), device=node.device), node]
-
-
-def pick(uniforms: Tensor, used: Tensor) -> Tensor:
-    """The next number of every row after ``used`` of them, ``[B]``."""
-    return uniforms.gather(1, used[:, None])[:, 0]
-
-
-def at(rows: Tensor, token: Tensor) -> Tensor:
-    """``rows[b, token[b]]``, ``[B]``."""
-    return rows.gather(1, token[:, None])[:, 0]
-
-
-def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """The first token whose cumulative weight exceeds ``u`` times the total, int64 ``[B]``."""
-    # MPS has no float64
-    wide = torch.float32 if weights.device.type == "mps" else torch.float64
-    cumulative = weights.cumsum(-1, dtype=wide)
-    total = cumulative[:, -1:]
-    points = torch.minimum(
-        uniforms[:, None].to(wide) * total, torch.nextafter(total, torch.zeros_like(total))
-    )
-    return torch.searchsorted(cumulative, points, right=True)[:, 0]
 
 
 def _check(

@@ -3,6 +3,7 @@
 At a node with target row P and draft row Q, siblings are tested in draw order. A sibling with token x is accepted
 with probability min(1, P(x) / Q(x)). After a rejection P becomes the residual max(P - Q, 0), normalised, and Q loses
 x and is normalised if the siblings were drawn without replacement. If all are rejected, the token is drawn from P.
+A sibling with Q(x) = 0 was not drawn, but fills a place where no token was left: it is rejected, and P and Q stay.
 
 With replacement: SpecInfer (arXiv:2305.09781), Algorithm 2, multi-step speculative sampling. Without: recursive
 rejection sampling (RSD, arXiv:2402.14160) and Sequoia (arXiv:2402.12374). One sibling:
@@ -14,8 +15,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treedecode.accept_sampling import Trees, Walked, at, normalised, pick, rows_of
+from treedecode.drawing import at, normalised, rows_of, without
 from treedecode.tree import TreeShape
+from treedecode.walking import Trees, Walked
 
 
 def top_down(
@@ -47,8 +49,9 @@ def top_down(
     for _ in range(max_tests):
         tested, candidate = (child >= 0) & (level < depth_limit), child.clamp(min=0)
         token = at(trees.token_ids, candidate)
-        passed = tested & accepts(pick(uniforms, used), at(target, token), at(draft, token))
-        failed = tested & ~passed
+        drawn = at(draft, token)
+        passed = tested & accepts(at(uniforms, used), at(target, token), drawn)
+        failed = tested & ~passed & (drawn > 0)
         level, used = level + passed, used + tested
         accepted = accepted | (passed[:, None] & (nodes == candidate[:, None]))
         target = torch.where(
@@ -70,7 +73,7 @@ def top_down(
 def accepts(uniforms: Tensor, target: Tensor, draft: Tensor) -> Tensor:
     """Whether u < P(x) / Q(x): strict, so that a token without target mass is never accepted, even at u = 0."""
     wide = torch.promote_types(uniforms.dtype, target.dtype)
-    return uniforms.to(wide) * draft.to(wide) < target.to(wide)
+    return (uniforms.to(wide) * draft.to(wide) < target.to(wide)) & (draft > 0)
 
 
 def residual(target: Tensor, draft: Tensor) -> Tensor:
@@ -81,11 +84,6 @@ def residual(target: Tensor, draft: Tensor) -> Tensor:
     rest = (target - draft).clamp(min=0)
     total = rest.sum(-1, keepdim=True)
     return torch.where(total > 0, rest / torch.where(total > 0, total, 1), target)
-
-
-def without(draft: Tensor, token: Tensor) -> Tensor:
-    """``draft`` without ``token``, normalised: what the next sibling was drawn from."""
-    return normalised(draft.scatter(1, token[:, None], 0.0))
 
 
 def most_tests(shape: TreeShape) -> int:

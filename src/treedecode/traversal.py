@@ -7,8 +7,11 @@ draw order, each with its whole subtree. When a child and all below it are rejec
     P <- max(w P - Q, 0) / S        w <- S / (S + 1 - w)        Q <- Q without x, normalised (without replacement)
 
 When no child is left, v itself is accepted with probability w, and the last token is drawn from P. The root's weight is
-always 1. A chain is block verification (arXiv:2403.10444, Algorithm 2); trees are traversal verification
-(arXiv:2505.12398). Any tree may be walked, at any width and depth.
+always 1. A child with Q(x) = 0 was not drawn, but fills a place where no token was left: it is entered with weight 0,
+and its rejection changes nothing.
+
+A chain is block verification (arXiv:2403.10444, Algorithm 2); trees are traversal verification (arXiv:2505.12398). Any
+tree may be walked, at any width and depth.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treedecode.accept_sampling import Trees, Walked, at, normalised, pick, rows_of
-from treedecode.rejection import without
+from treedecode.drawing import at, normalised, rows_of, wide_dtype, without
+from treedecode.walking import Trees, Walked
 
 
 def bottom_up(
@@ -49,13 +52,13 @@ def bottom_up(
     levels = min(depth_limit, size - 1) + 1
     target, draft = normalised(rows_of(target_probs, node)), normalised(rows_of(draft_probs, node))
     targets, drafts = (row.new_zeros(batch_size, levels, row.shape[1]) for row in (target, draft))
-    weights = target.new_ones(batch_size, levels, dtype=_wide(target))
+    weights = target.new_ones(batch_size, levels, dtype=wide_dtype(target))
     targets[:, 0], drafts[:, 0] = target, draft
 
     for _ in range(2 * size - 1):
         enters = ~done & (child >= 0) & (level + 1 < levels)
         judged = ~done & ~enters
-        passed = judged & ((level == 0) | accepts(pick(uniforms, used), at(weights, level)))
+        passed = judged & ((level == 0) | accepts(at(uniforms, used), at(weights, level)))
         failed = judged & ~passed
         used = used + (judged & (level > 0))
         done = done | passed
@@ -66,7 +69,10 @@ def bottom_up(
         entered = child.clamp(min=0)
         token = at(trees.token_ids, torch.where(enters, entered, node))
         share = entry_weight(weight, at(target, token), at(draft, token))
+        undrawn = at(draft, token) == 0
         rest, rest_weight = remainder(weight, target, draft)
+        rest = torch.where(undrawn[:, None], target, rest)
+        rest_weight = torch.where(undrawn, weight, rest_weight)
         left = draft if replacement else without(draft, token)
 
         below = torch.where(enters, level + 1, above)
@@ -92,12 +98,11 @@ def accepts(uniforms: Tensor, weight: Tensor) -> Tensor:
 
 
 def entry_weight(weight: Tensor, target: Tensor, draft: Tensor) -> Tensor:
-    """min(1, w P(x) / Q(x)), ``[B]``; 0 without target mass."""
+    """min(1, w P(x) / Q(x)), ``[B]``; 0 without target mass or draft mass."""
     reach = weight * target.to(weight.dtype)
     draft = draft.to(weight.dtype)
-    return torch.where(
-        reach < draft, reach / torch.where(draft > 0, draft, 1), torch.where(reach > 0, 1.0, 0.0)
-    )
+    share = torch.where(reach < draft, reach / torch.where(draft > 0, draft, 1), 1)
+    return torch.where((reach > 0) & (draft > 0), share, 0)
 
 
 def remainder(weight: Tensor, target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,8 +125,3 @@ def _path_of(trees: Trees, node: Tensor, levels: int) -> Tensor:
         accepted = accepted | (nodes == node[:, None])
         node = at(trees.parents, node).clamp(min=0)
     return accepted
-
-
-def _wide(rows: Tensor) -> torch.dtype:
-    # MPS has no float64
-    return torch.float32 if rows.device.type == "mps" else torch.float64

@@ -21,13 +21,16 @@ class Problem:
         parents: topology, siblings in draw order.
         vocab_size: number of tokens.
         target: the target's distribution after a path of tokens.
-        draft: the drafter's.
+        draft: the drafter's. Where it has fewer tokens than a node has children, the children left over are token
+            0, which is no draw and which every walk must reject.
+        name: for messages.
     """
 
     parents: tuple[int, ...]
     vocab_size: int
     target: Callable[[Path], Row]
     draft: Callable[[Path], Row]
+    name: str = ""
 
     @cached_property
     def shape(self) -> TreeShape:
@@ -52,6 +55,8 @@ class Problem:
             for elder in range(1, node):
                 if self.parents[elder] == parent:
                     row = without(row, tokens[elder])
+        if sum(row) == 0:
+            row = [1.0] + [0.0] * (self.vocab_size - 1)
         for token, probability in enumerate(row):
             if probability > 0:
                 grown = [*paths, (*paths[parent], token)]
@@ -67,7 +72,7 @@ class Problem:
             for elder in range(1, node):
                 if self.parents[elder] == parent and not replacement:
                     row = without(row, tokens[elder])
-            tokens.append(rng.choices(range(self.vocab_size), row)[0])
+            tokens.append(rng.choices(range(self.vocab_size), row)[0] if sum(row) else 0)
             paths.append((*paths[parent], tokens[-1]))
         rows = [self.target(path) for path in paths], [self.draft(path) for path in paths]
         return Drafted(self.parents, tokens, *rows)
@@ -85,7 +90,7 @@ def random_problem(parents: Sequence[int], vocab_size: int, seed: int, kind: str
 
     ``kind``: ``"any"`` (positive rows), ``"zeros"`` (tokens without mass in either model), ``"certain"`` (rows that
     are exactly 0 and 1 in one model or the other), ``"equal"`` (draft = target), ``"opposed"`` (draft logits = minus
-    target logits).
+    target logits), ``"narrow"`` (a drafter with fewer tokens than the widest siblings).
     """
 
     def row(model: str, path: Path) -> Row:
@@ -102,11 +107,16 @@ def random_problem(parents: Sequence[int], vocab_size: int, seed: int, kind: str
             weights[rng.randrange(vocab_size)] = 1.0
         return [weight / sum(weights) for weight in weights]
 
+    def narrow(path: Path) -> Row:
+        kept = random.Random(f"{seed} kept {path}").sample(range(vocab_size), max(1, width - 1))
+        weights = [value if token in kept else 0.0 for token, value in enumerate(row("draft", path))]
+        return [weight / sum(weights) for weight in weights]
+
     def opposed(path: Path) -> Row:
         weights = [1 / probability for probability in target(path)]
         return [weight / sum(weights) for weight in weights]
 
-    width = max(list(parents).count(node) for node in range(len(parents)))
+    width = max(1, *(list(parents).count(node) for node in range(len(parents))))
     if kind in ("zeros", "certain") and width >= vocab_size:
         raise ValueError(
             f"kind {kind!r} needs vocab_size above the widest siblings, {width}; got {vocab_size}"
@@ -122,5 +132,18 @@ def random_problem(parents: Sequence[int], vocab_size: int, seed: int, kind: str
         return remembered
 
     target = model("target")
-    draft = {"equal": target, "opposed": opposed}.get(kind, model("draft"))
-    return Problem(tuple(parents), vocab_size, target, draft)
+    draft = {"equal": target, "opposed": opposed, "narrow": narrow}.get(kind, model("draft"))
+    name = f"parents {list(parents)}, {vocab_size} tokens, {kind}, seed {seed}"
+    return Problem(tuple(parents), vocab_size, target, draft, name)
+
+
+STARS = tuple(
+    random_problem(parents, vocab_size, seed, kind)
+    for parents, vocab_size in (((-1,), 3), ((-1, 0), 3), ((-1, 0, 0), 3), ((-1, 0, 0, 0), 4))
+    for seed, kind in enumerate(("any", "opposed", "zeros", "zeros", "zeros", "certain", "equal", "narrow"))
+)
+BRANCHED = tuple(
+    random_problem(parents, 3, seed, kind)
+    for parents in ((-1, 0, 1), (-1, 0, 0, 1, 1), (-1, 0, 1, 0, 3), (-1, 0, 0, 1, 3))
+    for seed, kind in enumerate(("any", "opposed", "zeros", "certain", "narrow"))
+)

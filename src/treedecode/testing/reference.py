@@ -98,10 +98,12 @@ def top_down(drafted: Drafted, chance: Chance, replacement: bool) -> tuple[list[
         target, draft = drafted.target_probs[path[-1]], drafted.draft_probs[path[-1]]
         for child in drafted.children(path[-1]):
             token = drafted.token_ids[child]
-            if chance.accept(target[token] / draft[token]):
+            if chance.accept(target[token] / draft[token] if draft[token] else 0):
                 path.append(child)
                 emitted.append(token)
                 break
+            if draft[token] == 0:
+                continue  # never drawn
             target = residual(target, draft, 1)
             if not replacement:
                 draft = without(draft, token)
@@ -116,9 +118,11 @@ def bottom_up(drafted: Drafted, chance: Chance, replacement: bool) -> tuple[list
         target, draft = drafted.target_probs[node], drafted.draft_probs[node]
         for child in drafted.children(node):
             token = drafted.token_ids[child]
-            found = visit(child, min(1, weight * target[token] / draft[token]))
+            found = visit(child, min(1, weight * target[token] / draft[token]) if draft[token] else 0)
             if found:
                 return [node, *found[0]], [token, *found[1]]
+            if draft[token] == 0:
+                continue  # never drawn
             rest = sum(max(weight * p - q, 0) for p, q in zip(target, draft, strict=True))
             target = residual(target, draft, weight)
             weight = rest / (rest + 1 - weight) if rest + 1 - weight else weight

@@ -6,7 +6,7 @@ import torch
 
 from treedecode.accept import Acceptance, accept_sampled
 from treedecode.accept_sampling import accept_sampled_batch
-from treedecode.testing.exact import Case
+from treedecode.testing.enumeration import Case
 from treedecode.testing.reference import Drafted, Row, UniformChance, walk
 from treedecode.tree import DraftTree
 
