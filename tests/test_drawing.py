@@ -25,7 +25,7 @@ def test_siblings_follow_the_drafter(replacement):
     uniforms = grid(420, 2)  # every threshold (tenths, thirds, quarters, sevenths) falls between two points
     probs = torch.tensor([ROW], dtype=torch.float64).expand(len(uniforms), -1)
     tokens = draw_siblings(probs, uniforms, replacement)
-    counts = torch.bincount(tokens[:, 0] * 4 + tokens[:, 1], minlength=16) / len(uniforms)
+    counts = torch.bincount(tokens[:, 0] * 4 + tokens[:, 1], minlength=16).double() / len(uniforms)
     for first in range(4):
         for second in range(4):
             left = 1.0 if replacement else 1 - ROW[first]

@@ -71,7 +71,7 @@ def check_frequencies(
     small = vocab_size <= 64
     tables = opposed_tables(vocab_size, 2 if small else 1, seed, context=small, scale=1.0 if small else 2.0)
     shape = TreeShape.from_parents([-1, 0, 0, 1, 1]) if small else TreeShape.star(2)
-    chunk = max(1, 8_000_000 // (vocab_size * shape.num_nodes))
+    chunk = max(1, 2_000_000 // (vocab_size * shape.num_nodes))  # rows that stay in the processor's cache
     tokens = simulate(tables, shape, method, trials, seed + 1, shared_stream, sampler, chunk)
     for position in range(shape.max_depth + 1):
         result = chi_squared(tables, tokens, position)
