@@ -32,7 +32,7 @@ class _Branches:
 
     def accept(self, probability: float) -> bool:
         probability = min(probability, 1.0)
-        return self._take([(True, 0.0, probability), (False, probability, 1.0)])
+        return bool(self._take([(True, 0.0, probability), (False, probability, 1.0)]))
 
     def draw(self, weights: Row) -> int:
         total, low = sum(weights), 0.0

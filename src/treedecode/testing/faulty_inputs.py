@@ -14,6 +14,10 @@ def _scaled(row: Row) -> Row:
     return [value / sum(row) for value in row] if sum(row) else row
 
 
+def _blurred(row: Row) -> Row:
+    return [0.8 * value + 0.2 / len(row) for value in row]
+
+
 def _with_rows(case: Case, **rows: list[Row]) -> Case:
     return replace(case, drafted=replace(case.drafted, **rows))
 
@@ -68,20 +72,13 @@ def other_draft_temperature(case: Case) -> Case:
 
 def list_read_as_a_draw(case: Case) -> Case:
     """Drafts were the likeliest token, and ``draft_probs`` is the softmax they were listed from (CASES.md 18)."""
-    rows = [[0.8 * value + 0.2 / len(row) for value in row] for row in case.drafted.draft_probs]
-    return _with_rows(case, draft_probs=rows)
+    return _with_rows(case, draft_probs=[_blurred(row) for row in case.drafted.draft_probs])
 
 
 def top_p_after(batch: list[Case], method: str) -> list[Acceptance]:
     """Drafts are judged by the whole distribution; only the last token's is cut to the nucleus."""
     blurred = [
-        _with_rows(
-            case,
-            target_probs=[
-                [0.8 * value + 0.2 / len(row) for value in row] for row in case.drafted.target_probs
-            ],
-        )
-        for case in batch
+        _with_rows(case, target_probs=[_blurred(row) for row in case.drafted.target_probs]) for case in batch
     ]
     results = batched(blurred, method)
     cut = []
