@@ -68,7 +68,8 @@ def llm(model_dir: str) -> Any:
 
     from treedecode.vllm import engine_args
 
-    return LLM(model_dir, **ENGINE, **engine_args(BUDGET, drafter="tests.vllm.drafters:make", max_depth=8))
+    arguments = engine_args(BUDGET, drafter="tests.vllm.drafters:make", max_depth=8)
+    return LLM(model_dir, **ENGINE, **arguments, disable_log_stats=False)
 
 
 @pytest.fixture
