@@ -86,7 +86,7 @@ def truth(llm: Any, reference: dict[str, list[list[Answer]]]) -> list[tuple[list
 @pytest.fixture
 def counts(llm: Any) -> Any:
     """The engine's counters, from zero."""
-    return runner_of(llm).counts.reset()
+    return runner_of(llm).reset_counts()
 
 
 def runner_of(llm: Any) -> Any:

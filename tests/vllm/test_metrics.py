@@ -60,7 +60,7 @@ def test_every_step_adds_what_is_new():
     assert value("accepted_by_rank_total", "one", rank="1") == 1
 
 
-def test_a_second_engine_of_the_process_and_a_reset_count_on():
+def test_a_second_engine_of_the_process_and_new_counters_count_on():
     from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
     from treedecode.vllm.metrics import TreeMetrics
@@ -72,7 +72,8 @@ def test_a_second_engine_of_the_process_and_a_reset_count_on():
     metrics = TreeMetrics("two", 0)
     metrics.record(counts)
     assert value("steps_total", "two") == 4
-    counts.reset().add_step([DraftTree.root_only(1)], [accept_greedy(DraftTree.root_only(1), [2])])
+    counts = TreeCounts()
+    counts.add_step([DraftTree.root_only(1)], [accept_greedy(DraftTree.root_only(1), [2])])
     metrics.record(counts)
     assert value("steps_total", "two") == 5 and value("steps_without_tree_total", "two") == 1
 

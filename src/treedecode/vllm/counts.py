@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from treedecode.accept import Acceptance
@@ -14,7 +14,7 @@ from treedecode.tree import DraftTree
 
 @dataclass
 class TreeCounts:
-    """Counters since the start or the last ``reset``.
+    """Counters since they were made.
 
     Attributes:
         num_request_steps: steps that emitted tokens, one per request and engine step.
@@ -70,20 +70,12 @@ class TreeCounts:
             self.accepted_by_depth[shape.depth_tuple[node]] += 1
             self.accepted_by_rank[shape.rank_tuple[node]] += 1
 
-    def reset(self) -> TreeCounts:
-        """Set every counter to zero, and return this object."""
-        for each in fields(self):
-            setattr(self, each.name, type(getattr(self, each.name))())
-        return self
-
     def copy(self) -> TreeCounts:
         """A copy that does not change."""
         return copy.deepcopy(self)
 
     def since(self, before: TreeCounts) -> TreeCounts:
         """What was counted after ``before``, a copy of these counters; the last budget is as it is now."""
-        if self.num_request_steps < before.num_request_steps:
-            before = TreeCounts()  # there was a reset
         counted: dict[str, Any] = {name: value - getattr(before, name) for name, value in vars(self).items()}
         return TreeCounts(**{**counted, "last_budget": self.last_budget})
 

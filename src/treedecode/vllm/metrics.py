@@ -73,15 +73,20 @@ class TreeMetrics:
 
     def __init__(self, model_name: str, engine: int) -> None:
         self._labels = model_name, str(engine)
-        self._registered = False
-        self._passed_on, self._logged = TreeCounts(), TreeCounts()
+        self._counts: TreeCounts | None = None
         self._logged_at = time.monotonic()
 
     def record(self, counts: TreeCounts) -> None:
-        """Pass on what was counted since the last call; a line is logged every ``VLLM_LOG_STATS_INTERVAL`` seconds."""
-        if not self._registered:
-            # not before: vLLM empties the registry of its metrics while an engine is made
-            self._register()
+        """Pass on what was counted since the last call; a line is logged every ``VLLM_LOG_STATS_INTERVAL`` seconds.
+
+        Args:
+            counts: the engine's, in general the same object at every call; others start from zero.
+        """
+        if counts is not self._counts:
+            if self._counts is None:
+                # not before: vLLM empties the registry of its metrics while an engine is made
+                self._register()
+            self._counts, self._passed_on, self._logged = counts, TreeCounts(), TreeCounts()
         new, self._passed_on = counts.since(self._passed_on), counts.copy()
         collectors = _collectors()
         for field in _COUNTERS:
@@ -102,7 +107,6 @@ class TreeMetrics:
                 logger.info("Tree metrics: %s", log_line(recent))
 
     def _register(self) -> None:
-        self._registered = True
         for field, collector in _collectors().items():
             with contextlib.suppress(ValueError):  # an engine before this one has registered it
                 REGISTRY.register(collector)

@@ -41,9 +41,14 @@ class TreeRunnerMixin(_Base):
         self._first_rows: list[int] = []
         self._step: StepTrees | None = None
         self._ends = RequestEnds(self.model_config)
-        self.counts = self._proposer.counts = TreeCounts()
+        self.reset_counts()
         engine = self.parallel_config.data_parallel_index
         self.metrics = TreeMetrics(str(self.model_config.served_model_name), engine)
+
+    def reset_counts(self) -> TreeCounts:
+        """Count from zero, and return the new counters."""
+        self.counts = self._proposer.counts = TreeCounts()
+        return self.counts
 
     @property
     def _proposer(self) -> TreeProposer:
