@@ -22,6 +22,10 @@ _SIGNATURES = {
         "_sample": ["self", "logits", "spec_decode_metadata"],
         "_input_fits_in_drafter": ["self", "common_attn_metadata"],
     },
+    "vllm.v1.engine.detokenizer.IncrementalDetokenizer": {
+        "update": ["self", "new_token_ids", "stop_terminated"],
+        "from_new_request": ["tokenizer", "request"],
+    },
     "vllm.v1.attention.backends.cpu_attn.CPUAttentionMetadataBuilder": {
         "build": ["self", "common_prefix_len", "common_attn_metadata", "fast_build"],
     },

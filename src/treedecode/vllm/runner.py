@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,8 @@ from treedecode.drafters.base import NUM_CANDIDATES, VerifiedRows
 from treedecode.engines.candidates import top_candidates
 from treedecode.tree import DraftTree
 from treedecode.vllm.counts import TreeCounts
+from treedecode.vllm.ends import RequestEnds
+from treedecode.vllm.metrics import TreeMetrics
 from treedecode.vllm.proposer import RequestLimits, TreeProposer
 from treedecode.vllm.sampling import RequestRows, expand_metadata
 from treedecode.vllm.step import StepTrees, TreeRows
@@ -39,7 +40,15 @@ class TreeRunnerMixin(_Base):
         self._drafted: list[DraftTree] = []
         self._first_rows: list[int] = []
         self._step: StepTrees | None = None
-        self.counts = TreeCounts()
+        self._ends = RequestEnds(self.model_config)
+        self.reset_counts()
+        engine = self.parallel_config.data_parallel_index
+        self.metrics = TreeMetrics(str(self.model_config.served_model_name), engine)
+
+    def reset_counts(self) -> TreeCounts:
+        """Count from zero, and return the new counters."""
+        self.counts = self._proposer.counts = TreeCounts()
+        return self.counts
 
     @property
     def _proposer(self) -> TreeProposer:
@@ -49,6 +58,7 @@ class TreeRunnerMixin(_Base):
     def _update_states(self, scheduler_output: Any) -> Any:
         for request_id in scheduler_output.finished_req_ids:
             self._proposer.forget(request_id)
+            self._ends.forget(request_id)
         return super()._update_states(scheduler_output)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
@@ -112,29 +122,43 @@ class TreeRunnerMixin(_Base):
                 builder.step = step
 
     def _sample(self, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
-        if logits is None or spec_decode_metadata is None:
+        if logits is None:
             return super()._sample(logits, spec_decode_metadata)
         # before the sampler, which changes the logits in place
         top_logits, top_ids = top_candidates(logits, min(NUM_CANDIDATES, logits.shape[1]))
-        requests = [
-            RequestRows(tree, self._params(request_id), self.requests[request_id].output_token_ids)
-            for request_id, tree in zip(self.input_batch.req_ids, self._drafted, strict=True)
-        ]
-        metadata, draws = expand_metadata(
-            self.input_batch.sampling_metadata, requests, self.vllm_config, logits.shape[1]
-        )
-        output = self.sampler(logits=logits, sampling_metadata=metadata)
-        walks = walk_rows(self._drafted, output.sampled_token_ids[:, 0].tolist())
-        for request, walk in enumerate(walks):
-            draws.set_emitted(request, len(walk.token_ids))
-        if self._step is not None:
-            self.counts.num_moved_bytes += commit_step(self._step, walks)
-            self._step = None
-        # a request that is still in its prompt is sampled, too, and its token thrown away
-        kept = ~self.discard_request_mask.np[: len(walks)]
-        self.counts.add_step(list(compress(self._drafted, kept)), list(compress(walks, kept)))
+        if spec_decode_metadata is None:
+            output = super()._sample(logits, spec_decode_metadata)
+            walks = self._end_walks(output.sampled_token_ids[:, 0].tolist())
+        else:
+            requests = [
+                RequestRows(tree, self._params(request_id), self.requests[request_id].output_token_ids)
+                for request_id, tree in zip(self.input_batch.req_ids, self._drafted, strict=True)
+            ]
+            metadata, draws = expand_metadata(
+                self.input_batch.sampling_metadata, requests, self.vllm_config, logits.shape[1]
+            )
+            output = self.sampler(logits=logits, sampling_metadata=metadata)
+            walks = self._end_walks(output.sampled_token_ids[:, 0].tolist())
+            for request, walk in enumerate(walks):
+                draws.set_emitted(request, len(walk.token_ids))
+            if self._step is not None:
+                self.counts.num_moved_bytes += commit_step(self._step, walks)
+                self._step = None
+            output = walked_output(output, self._drafted, walks)
         self._observe(walks, top_ids.numpy(), top_logits.float().numpy())
-        return walked_output(output, self._drafted, walks)
+        return output
+
+    def _end_walks(self, sampled_ids: list[int]) -> list[Acceptance]:
+        """Walk along what was sampled in every row, as far as each request goes on, and count it."""
+        walks = walk_rows(self._drafted, sampled_ids)
+        counted = []
+        for request, request_id in enumerate(self.input_batch.req_ids):
+            # a request that is still in its prompt is sampled, too, and its token thrown away
+            if not self.discard_request_mask.np[request] and not self._ends.has_ended(request_id):
+                walks[request] = self._ends.cut(request_id, self.requests[request_id], walks[request])
+                counted.append(request)
+        self.counts.add_step([self._drafted[i] for i in counted], [walks[i] for i in counted])
+        return walks
 
     def _observe(self, walks: list[Acceptance], top_ids: np.ndarray, top_logits: np.ndarray) -> None:
         rows, first = {}, 0
@@ -159,11 +183,16 @@ class TreeRunnerMixin(_Base):
             room = self.max_model_len - num_tokens
             if params.max_tokens is not None:
                 room = min(room, prompt_len + params.max_tokens - num_tokens)
+            if self._ends.has_ended(request_id):
+                room = 1
             limits.append(
                 RequestLimits(request_id, prompt_len, room - 1, chain=params.structured_outputs is not None)
             )
         self._proposer.prepare(limits)
-        return super().propose_draft_token_ids(*args, **kwargs)
+        drafts = super().propose_draft_token_ids(*args, **kwargs)
+        if self.parallel_config.rank == 0:
+            self.metrics.record(self.counts)
+        return drafts
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
         # The stock rule stops drafting for the whole batch as soon as one request is within a budget of its end; these
