@@ -59,6 +59,7 @@ def test_a_comparison_says_the_sizes_of_the_trees_alone() -> None:
 
 
 def test_json_has_the_whole_distribution(run, tiny, monkeypatch) -> None:
+    run("generate", "--model", tiny, "--max-new-tokens", 1, "the tree")  # loading measures a plain step
     monkeypatch.setattr(target, "_PLAIN", WeakKeyDictionary())  # as for the first request of a model
     found = json.loads(run("generate", "--model", tiny, "--max-new-tokens", 40, "--json", "the tree").out)
     stats = found["stats"]
