@@ -13,6 +13,7 @@ from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows, check_
 from treedecode.tree import DraftTree
 from treedecode.vllm.config import TreeOptions
 from treedecode.vllm.counts import TreeCounts
+from treedecode.vllm.planner import BatchPlanner
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -45,7 +46,8 @@ class RequestLimits:
     Attributes:
         request_id: vLLM's.
         prompt_len: number of prompt tokens.
-        max_depth: tokens that can still be emitted after the next one; 0 asks for no draft.
+        max_depth: tokens that can still be emitted after the next one; 0 asks for no draft, and less means that the
+            request has ended.
         chain: a grammar walks the drafts one after the other, so they must be a chain.
     """
 
@@ -75,6 +77,9 @@ class TreeProposer:
         self._limits: Sequence[RequestLimits] = ()
         self.proposed: dict[str, DraftTree] = {}
         self.counts = TreeCounts()
+        self.planner: BatchPlanner | None = None
+        # whether the last ``propose`` asked the drafters
+        self.drafts = True
         self._reported: set[str] = set()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -106,19 +111,25 @@ class TreeProposer:
         slot_mappings: object = None,
     ) -> list[list[int]]:
         """vLLM's call: the drafted tokens of every request in node order; ``proposed`` holds their trees."""
-        drafts = []
-        for row, (limits, sampled) in enumerate(zip(self._limits, sampled_token_ids, strict=True)):
-            self.proposed.pop(limits.request_id, None)
-            tree = None
-            if sampled:
-                token_ids = token_ids_cpu[row, : int(num_tokens_no_spec[row])]
-                tree = self._draft(limits, token_ids)
-            if tree is None or not tree.num_drafted:
-                drafts.append([])
-                continue
-            self.proposed[limits.request_id] = tree
-            drafts.append(list(tree.token_tuple[1:]))
-        return drafts
+        ids = [limits.request_id for limits in self._limits]
+        for request_id in ids:
+            self.proposed.pop(request_id, None)
+        going_on = [
+            row
+            for row, (limits, sampled) in enumerate(zip(self._limits, sampled_token_ids, strict=True))
+            if sampled and limits.max_depth >= 0
+        ]
+        self.drafts = self.planner is None or not going_on or self.planner.drafts(len(going_on))
+        trees, prefix_lens = {}, []
+        for row in going_on:
+            token_ids = token_ids_cpu[row, : int(num_tokens_no_spec[row])]
+            prefix_lens.append(len(token_ids) - 1)
+            tree = self._draft(self._limits[row], token_ids) if self.drafts else None
+            trees[ids[row]] = DraftTree.root_only(int(token_ids[-1])) if tree is None else tree
+        if self.planner is not None:
+            trees = self.planner.cut(trees, prefix_lens)
+        self.proposed |= {request_id: tree for request_id, tree in trees.items() if tree.num_drafted}
+        return [list(trees[request_id].token_tuple[1:]) if request_id in trees else [] for request_id in ids]
 
     def _draft(self, limits: RequestLimits, token_ids: np.ndarray) -> DraftTree | None:
         state = self._state(limits, token_ids)
