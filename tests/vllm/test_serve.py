@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.vllm.cases import ENGINE, ENVIRONMENT, GROUPS
+from treedecode.cost import CostCurve
 
 pytestmark = [pytest.mark.vllm, pytest.mark.real_model]
 
@@ -52,9 +53,22 @@ def server(model_dir, tmp_path_factory):
     """A server with trees."""
     address = f"http://127.0.0.1:{free_port()}"
     log = tmp_path_factory.mktemp("serve") / "log.txt"
+    cost = log.with_name("cost.json")
+    cost.write_text(CostCurve([1, 1024], [50.0, 50.1]).to_json())
     flags = ["--host", "127.0.0.1", "--port", address.rpartition(":")[2], "--dtype", ENGINE["dtype"]]
     flags += ["--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "8", "--seed", "0"]
-    command = [sys.executable, "-m", "treedecode", "serve", model_dir, "--budget", "8", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "treedecode",
+        "serve",
+        model_dir,
+        "--budget",
+        "8",
+        "--cost",
+        str(cost),
+        *flags,
+    ]
     # the server's own process layout, not that of the tests' engine
     environment = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     environment |= {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOG_STATS_INTERVAL": "0.5"}

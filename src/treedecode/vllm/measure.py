@@ -13,8 +13,8 @@ from treedecode.cost import CostCurve, convex_minorant
 from treedecode.tree import DraftTree
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_SECONDS = 4.0
-_REPEATS = 2
+_SECONDS = 5.0
+_MAX_REPEATS = 5
 # Tokens before the root of every request.
 _CONTEXT = 32
 
@@ -31,27 +31,34 @@ def measure_steps(runner: Any) -> CostCurve:
     """Milliseconds of decoding steps: attention on trees, vocabulary head, sampling and candidates included.
 
     Made-up requests are run through ``execute_model`` and ``sample_tokens`` as the scheduler would, in as few trees as
-    the budget allows, over blocks that no request owns yet. Takes a few seconds, or as long as a step of one row and of
-    two takes. The least of a few times counts, and the curve is the greatest convex one below them, as other load on
+    the budget allows, over blocks that no request owns yet. Takes some five seconds, large row counts being left out on
+    a slow machine. The least of a few times counts, and the curve is the greatest convex one below them, as other load on
     the machine only adds.
 
     Args:
         runner: the model runner with its caches set up. Its counters are reset.
     """
     steps = _MadeUpSteps(runner)
-    deadline = time.perf_counter() + _SECONDS
-    rows, least = [], []
+    began = time.perf_counter()
+
+    def time_is_left(share: float) -> bool:
+        return agreed(time.perf_counter() - began < share * _SECONDS)
+
+    times: dict[int, list[float]] = {}
     try:
         for num_rows in _ROWS:
-            if not steps.has_room(num_rows) or (len(rows) > 1 and agreed(time.perf_counter() > deadline)):
+            if not steps.has_room(num_rows) or (len(times) > 1 and not time_is_left(0.5)):
                 break
-            # the first pass allocates and compiles
-            times = [steps.ms(num_rows) for _ in range(1 + _REPEATS)][1:]
-            rows.append(num_rows)
-            least.append(min(times))
+            # a first pass allocates and compiles
+            steps.ms(num_rows)
+            times[num_rows] = [steps.ms(num_rows)]
+        while time_is_left(1.0) and len(times[1]) < _MAX_REPEATS:
+            for num_rows in times:
+                times[num_rows].append(steps.ms(num_rows))
     finally:
         steps.end()
-    return CostCurve.fit(*convex_minorant(rows, agreed(least)))
+    least = agreed([min(of_rows) for of_rows in times.values()])
+    return CostCurve.fit(*convex_minorant(list(times), least))
 
 
 class _MadeUpSteps:
