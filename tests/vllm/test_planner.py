@@ -9,6 +9,7 @@ import pytest
 from treedecode.accept import Acceptance
 from treedecode.cost import CostCurve
 from treedecode.guard import Mode
+from treedecode.surface import CostSurface
 from treedecode.tree import DraftTree
 
 pytestmark = pytest.mark.vllm
@@ -173,19 +174,33 @@ def test_trees_that_pay_again_come_back():
 
 
 def test_trees_without_scores_are_sized_by_what_is_learnt():
-    planner = make(ROOF)
-    assert Engine(planner, ROOF, scored=False).run(24, 200)[0] > 0
-    assert Engine(make(STEEP), STEEP, scored=False).run(1, 200)[0] == 0
+    # two drafted nodes are free; by the prior twice as many would pay
+    cost = CostCurve([1, 3, 64], [10.0, 10.001, 71.0])
+    engine = Engine(make(cost), cost, first=0.2, second=0.02, scored=False)
+    size, _ = engine.run(1, 200)
+    assert 1.5 < size < 2.5 and engine.planner.mode(1) is Mode.TREE
 
 
-def test_steps_with_rows_of_prompts_are_not_timed():
+def test_sizes_go_by_the_context():
+    surface = CostSurface([1, 64], [0, 8000], [[10.0, 10.001], [20.0, 1280.0]])
+    planner = make(surface)
+    Engine(planner, FLAT).run(2, 20)
+    trees = {"0": drafted(1), "1": drafted(1)}
+    short, long = planner.cut(trees, [100, 100]), planner.cut(trees, [8000, 8000])
+    assert short == trees and all(tree.num_drafted == 0 for tree in long.values())
+
+
+@pytest.mark.parametrize(
+    ("names", "forward_ms"),
+    [("01", None), ("0", 1e6)],
+    ids=["rows of a prompt", "another batch than planned"],
+)
+def test_steps_that_say_nothing_of_the_plan_are_not_judged(names, forward_ms):
     planner = make(FLAT)
-    engine = Engine(planner, FLAT)
-    engine.run(2, 20)
-    before = planner.mode(2)
-    for _ in range(50):
+    Engine(planner, FLAT).run(2, 20)
+    rejected = drafted(1), Acceptance([0], [99], 0)
+    for _ in range(100):
         planner.cut({"0": drafted(1), "1": drafted(1)}, [100, 100])
-        tree = DraftTree.root_only(1)
-        planner.record({"0": (tree, Acceptance([0], [5], 0))}, None, 0.0)
-    assert planner.mode(2) is before
+        planner.record(dict.fromkeys(names, rejected), forward_ms, 0.0)
+    assert planner.mode(2) is Mode.TREE
     assert planner.cut({}, []) == {}

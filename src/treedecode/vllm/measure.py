@@ -31,9 +31,9 @@ def measure_steps(runner: Any) -> CostCurve:
     """Milliseconds of decoding steps: attention on trees, vocabulary head, sampling and candidates included.
 
     Made-up requests are run through ``execute_model`` and ``sample_tokens`` as the scheduler would, in as few trees as
-    the budget allows, over blocks that no request owns yet. Takes some five seconds, large row counts being left out on
-    a slow machine. The least of a few times counts, and the curve is the greatest convex one below them, as other load on
-    the machine only adds.
+    the budget allows, over blocks that no request owns yet. Takes some five seconds; large row counts are left out on
+    a slow machine. The least of a few times counts, and the curve is the greatest convex one below them, as other load
+    on the machine only adds.
 
     Args:
         runner: the model runner with its caches set up. Its counters are reset.
