@@ -186,7 +186,7 @@ def test_sizes_go_by_the_context():
     planner = make(surface)
     Engine(planner, FLAT).run(2, 20)
     trees = {"0": drafted(1), "1": drafted(1)}
-    short, long = planner.cut(trees, [100, 100]), planner.cut(trees, [8000, 8000])
+    short, long = planner.cut(trees, [0, 0]), planner.cut(trees, [6000, 10000])
     assert short == trees and all(tree.num_drafted == 0 for tree in long.values())
 
 
