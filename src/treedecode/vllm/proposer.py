@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # vLLM shows the messages of loggers below its own
 logger = init_logger(f"vllm.{__name__}")
 
+_ROUNDING = 1e-6
+
 
 @dataclass
 class RequestState:
@@ -142,6 +144,8 @@ class TreeProposer:
             name = type(state.drafter).__name__
             tree = check_is_tree(state.drafter.propose(context), name)
             check_draft(tree, state.token_ids[-1], self._vocab_size, name)
+            if self.planner is not None:
+                check_scores(tree, name)
             tree = tree.prefix(self._budget).within_depth(max_depth)
         except Exception as error:
             self._report(state.drafter, error)
@@ -172,6 +176,16 @@ class TreeProposer:
                 type(drafter).__name__,
                 kind,
             )
+
+
+def check_scores(tree: DraftTree, drafter: str) -> None:
+    """Refuses scores by which no tree can be sized.
+
+    Raises:
+        ValueError: A score is above 0, so it is no log reach.
+    """
+    if tree.scores is not None and (highest := tree.scores.max()) > _ROUNDING:
+        raise ValueError(f"drafter {drafter!r} must score nodes by log reach, at most 0, got {highest:g}")
 
 
 def best_chain(tree: DraftTree) -> DraftTree:
