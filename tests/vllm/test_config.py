@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from treedecode.cost import CostCurve
 from treedecode.drafters import MergedDrafter
 from treedecode.vllm import TreeOptions, engine_args
 
@@ -28,6 +29,7 @@ def test_arguments_of_an_engine():
         ({"drafter": "nothing"}, ValueError, "drafter must be one of merged, .* got 'nothing'"),
         ({"drafter": 3}, TypeError, "drafter must be a name"),
         ({"max_depth": 0}, ValueError, "max_depth must be at least 1, got 0"),
+        ({"cost": 3}, TypeError, "cost must be auto, off or a path, got 3"),
     ],
 )
 def test_bad_values_are_named(arguments, error, message):
@@ -50,3 +52,20 @@ def test_a_drafter_of_ones_own():
 def test_a_drafter_that_cannot_be_made(path):
     with pytest.raises(ValueError, match="cannot be made"):
         TreeOptions(path).drafter_factory()
+
+
+def test_a_saved_cost(tmp_path):
+    file = tmp_path / "cost.json"
+    curve = CostCurve([1, 8], [1.0, 2.0])
+    file.write_text(curve.to_json())
+    assert TreeOptions(cost=str(file)).saved_cost() == curve
+    assert TreeOptions().saved_cost() is TreeOptions(cost="off").saved_cost() is None
+
+
+@pytest.mark.parametrize("content", [None, "{}", '{"rows": [1], "ms": [-1]}', '{"rows": "x", "ms": [1]}'])
+def test_a_cost_that_cannot_be_read(tmp_path, content):
+    file = tmp_path / "cost.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ValueError, match=r"cost must be auto, off or a file, and '.*cost.json' is none"):
+        TreeOptions(cost=str(file)).saved_cost()

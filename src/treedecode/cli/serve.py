@@ -26,12 +26,18 @@ def serve(
         str, typer.Option(help="merged, recycling, suffix, prompt-lookup, or package.module:factory.")
     ] = "merged",
     max_depth: Annotated[int, typer.Option(help="Deepest drafted node.")] = 32,
+    cost: Annotated[
+        str,
+        typer.Option(
+            help="What steps cost, by which trees are sized: auto (measured at start-up), off, or a JSON file."
+        ),
+    ] = "auto",
     show: Annotated[bool, typer.Option("--show", help="Print the command instead of running it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --show: as a JSON object.")] = False,
 ) -> None:
     """Serves MODEL with vLLM's OpenAI-compatible server, trees on. Every other flag is passed on to vllm serve."""
     with bad_input():
-        command = serve_command(model, context.args, budget, drafter, max_depth)
+        command = serve_command(model, context.args, budget, drafter, max_depth, cost)
         if not show:
             check_version()
     if show:

@@ -35,7 +35,12 @@ class ServeCommand:
 
 
 def serve_command(
-    model: str, flags: Sequence[str], budget: int, drafter: str = "merged", max_depth: int = 32
+    model: str,
+    flags: Sequence[str],
+    budget: int,
+    drafter: str = "merged",
+    max_depth: int = 32,
+    cost: str = "auto",
 ) -> ServeCommand:
     """Add what turns trees on to ``vllm serve model flags``; with budget 0 nothing is added.
 
@@ -46,12 +51,13 @@ def serve_command(
         budget: as ``engine_args``.
         drafter: as ``engine_args``.
         max_depth: as ``engine_args``.
+        cost: as ``engine_args``.
 
     Raises:
         TypeError, ValueError: a value that cannot be meant, or a flag that trees set themselves.
     """
     base = [sys.executable, "-m", _LAUNCHER, "serve", model]
-    arguments = engine_args(budget, drafter, max_depth)
+    arguments = engine_args(budget, drafter, max_depth, cost)
     if not arguments:
         return ServeCommand([*base, *flags], {})
     names = [flag.split("=")[0].split(".")[0].replace("_", "-") for flag in flags if flag.startswith("-")]
@@ -94,7 +100,7 @@ def _take_additional(flags: Sequence[str]) -> tuple[dict[str, object], list[str]
             raise ValueError(f"{_ADDITIONAL} must be a JSON object, got {value!r}")
         if CONFIG_KEY in given:
             raise ValueError(
-                f"{_ADDITIONAL} must leave {CONFIG_KEY!r} to --budget, --drafter and --max-depth"
+                f"{_ADDITIONAL} must leave {CONFIG_KEY!r} to --budget, --drafter, --max-depth and --cost"
             )
         return given, rest
     return {}, rest

@@ -116,7 +116,9 @@ def check_config(config: VllmConfig) -> None:
             "for plain decoding leave both out"
         )
     check_budget(speculative.num_speculative_tokens)
-    TreeOptions.of(config.additional_config).drafter_factory()
+    options = TreeOptions.of(config.additional_config)
+    options.drafter_factory()
+    options.saved_cost()
     for found, what, fix in _refusals(config):
         if found:
             raise ValueError(f"trees do not support {what}: {fix}")

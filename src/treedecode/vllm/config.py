@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from treedecode.drafters import DRAFTERS, make_drafter
 from treedecode.drafters.base import Drafter
+from treedecode.surface import Cost, cost_from_json
 from treedecode.topology import count
 
 WORKER = "treedecode.vllm.worker.TreeCPUWorker"
@@ -28,6 +30,8 @@ class TreeOptions:
         drafter: a name of ``treedecode.drafters.DRAFTERS``, or ``"package.module:factory"``, where ``factory()`` gives
             a fresh ``Drafter`` for every request.
         max_depth: deepest drafted node.
+        cost: what steps cost, by which trees are sized: ``"auto"`` measures it at start-up, ``"off"`` sizes none, so
+            that every tree has up to ``budget`` nodes, and a path reads a ``CostCurve`` or ``CostSurface`` in JSON.
 
     Raises:
         TypeError, ValueError: a value that cannot be meant.
@@ -35,6 +39,7 @@ class TreeOptions:
 
     drafter: str = "merged"
     max_depth: int = 32
+    cost: str = "auto"
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafter, str):
@@ -45,6 +50,10 @@ class TreeOptions:
                 f"got {self.drafter!r}"
             )
         count(self.max_depth, "max_depth", minimum=1)
+        if not isinstance(self.cost, str):
+            raise TypeError(
+                f"cost must be auto, off or a path, got {self.cost!r} ({type(self.cost).__name__})"
+            )
 
     @classmethod
     def of(cls, additional_config: object) -> TreeOptions:
@@ -79,6 +88,21 @@ class TreeOptions:
             raise ValueError(f"drafter {self.drafter!r} cannot be made: {error}") from error
         return factory
 
+    def saved_cost(self) -> Cost | None:
+        """The cost that was read from a file; None where none was named.
+
+        Raises:
+            ValueError: the file cannot be read, or holds no cost.
+        """
+        if self.cost in ("auto", "off"):
+            return None
+        try:
+            return cost_from_json(Path(self.cost).read_text(encoding="utf-8"))
+        except (OSError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"cost must be auto, off or a file, and {self.cost!r} is none: {error}"
+            ) from error
+
 
 def check_budget(budget: int) -> int:
     """Return ``budget``, the drafted nodes per request and step, if vLLM can take it.
@@ -93,18 +117,21 @@ def check_budget(budget: int) -> int:
     return budget
 
 
-def engine_args(budget: int = DEFAULT_BUDGET, drafter: str = "merged", max_depth: int = 32) -> dict[str, Any]:
+def engine_args(
+    budget: int = DEFAULT_BUDGET, drafter: str = "merged", max_depth: int = 32, cost: str = "auto"
+) -> dict[str, Any]:
     """Arguments that turn trees on in vLLM: ``LLM(model, **engine_args())``.
 
     Args:
         budget: most drafted nodes per request and step; 0 gives no argument at all: stock plain decoding.
         drafter: as ``TreeOptions``.
         max_depth: as ``TreeOptions``.
+        cost: as ``TreeOptions``.
 
     Raises:
         TypeError, ValueError: a value that cannot be meant.
     """
-    options = TreeOptions(drafter, max_depth)
+    options = TreeOptions(drafter, max_depth, cost)
     if check_budget(budget) == 0:
         return {}
     return {
