@@ -26,8 +26,8 @@ from transformers import (
 from treedecode.drafters import DRAFTERS, make_drafter
 from treedecode.engines.build import build_target
 from treedecode.engines.loop import Decoder, StepObserver
+from treedecode.engines.params import SamplingParams
 from treedecode.engines.request import Request
-from treedecode.engines.sampling import SamplingParams
 from treedecode.engines.target import Target
 from treedecode.testing.drafters import AdversarialDrafter, RandomDrafter
 

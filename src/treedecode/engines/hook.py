@@ -14,8 +14,8 @@ from treedecode.drafters.base import Drafter
 from treedecode.engines.build import build_target
 from treedecode.engines.loop import Decoder
 from treedecode.engines.measure import measure_cost
+from treedecode.engines.params import SamplingParams
 from treedecode.engines.request import Request, check_budget, check_prompt, check_stop_ids
-from treedecode.engines.sampling import SamplingParams
 from treedecode.engines.target import Target
 from treedecode.engines.text import TextStream
 
@@ -143,7 +143,7 @@ def _sampling_of(config: Any) -> SamplingParams:
         return SamplingParams(repetition_penalty=penalty)
     seed = int(torch.randint(2**63 - 1, (1,)).item())  # follows torch.manual_seed, as plain sampling does
     top_k = config.top_k or None
-    return SamplingParams(config.temperature or 1.0, top_k, config.top_p, config.min_p, penalty, seed)
+    return SamplingParams(config.temperature or 1.0, top_k, config.top_p, config.min_p, penalty, seed=seed)
 
 
 def _check_supported(processors: Iterable[Any], criteria: Iterable[Any], config: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 
 from treedecode.budget import AUTO_MAX_DRAFTED
-from treedecode.engines.sampling import SamplingParams
+from treedecode.engines.params import SamplingParams
 
 # More drafted nodes than this never paid on any measured machine, and the cache is sized by the budget.
 MAX_BUDGET = 1024
