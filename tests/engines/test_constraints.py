@@ -13,8 +13,11 @@ from tests.engines.tiny import LONG, PROMPTS, VOCAB, decode, drafters, reference
 from treedecode.drafters import make_drafter
 from treedecode.engines.loop import Decoder
 from treedecode.engines.params import SamplingParams
+from treedecode.engines.path import Committed, Paths
+from treedecode.engines.processors import LogitsProcessors, as_processors
 from treedecode.engines.request import Request
 from treedecode.testing.drafters import AdversarialDrafter
+from treedecode.tree import DraftTree, TreeShape
 
 PROMPT = PROMPTS[LONG]
 COUNT = 50
@@ -84,6 +87,59 @@ def test_greedy_equals_transformers(case: str) -> None:
     assert decode(target, PROMPT, None, 0, count=COUNT, **given) == expected
     for kind, drafter in drafters(PROMPT + expected).items():
         assert decode(target, PROMPT, drafter, count=COUNT, **given) == expected, kind
+
+
+class Recording(LogitsProcessor):
+    """Favours a token that depends on the last three of the path; keeps the shapes of its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        self.calls.append(tuple(input_ids.shape))
+        favoured = input_ids[:, -3:].sum(1, keepdim=True) % VOCAB
+        return scores.scatter_add(1, favoured, torch.full_like(scores[:, :1], 6.0))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_any_processor_sees_the_path_of_every_node(temperature: float) -> None:
+    target, given = target_of("qwen3", "fused"), {"count": COUNT, "temperature": temperature, "seed": 5}
+    expected = decode(target, PROMPT, None, 0, processors=(Recording(),), **given)
+    if not temperature:
+        output = tiny("qwen3").generate(
+            torch.tensor([PROMPT]), max_new_tokens=COUNT, do_sample=False, logits_processor=[Recording()]
+        )
+        assert output[0, len(PROMPT) :].tolist() == expected
+    for kind, drafter in drafters(PROMPT + expected).items():
+        assert decode(target, PROMPT, drafter, processors=(Recording(),), **given) == expected, kind
+    for fault in FAULTS.values():
+        drafter = AdversarialDrafter(PROMPT + expected, VOCAB)
+        with fault():
+            assert decode(target, PROMPT, drafter, 16, processors=(Recording(),), **given) != expected
+
+
+def test_nodes_of_one_depth_are_one_call() -> None:
+    processor = Recording()
+    tree = DraftTree(TreeShape.from_widths([3, 2]), [7, 1, 2, 3, 4, 5, 6, 7, 8, 9])
+    stage = LogitsProcessors([processor], padding=[0, 0], shared=False)
+    committed = Committed()
+    committed.follow([5, 6, 7], 1)
+    stage(torch.zeros(10, 20), Paths(tree, committed))
+    assert processor.calls == [(1, 5), (3, 6), (6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda ids: ids, "logits processor <lambda> must take input_ids and scores, got other arguments"),
+        (lambda ids, scores, more: scores, "must take input_ids and scores, got other arguments"),
+        (3, "logits_processor must be one or more functions of input_ids and scores, got 3"),
+        ([None], "logits_processor must be one or more functions of input_ids and scores, got None"),
+    ],
+)
+def test_what_is_no_processor_is_named(given: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        LogitsProcessors(as_processors(given), (), shared=False)
 
 
 @pytest.mark.parametrize("case", CASES)

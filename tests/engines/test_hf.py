@@ -170,6 +170,23 @@ def test_bad_words_are_not_said(model: LoadedModel, expected: list[int], budget:
 
 
 @pytest.mark.parametrize("budget", [0, 6])
+def test_logits_processors(model: LoadedModel, expected: list[int], budget: int) -> None:
+    """One, or several in order."""
+
+    def forbid(token: int) -> Callable[[Any, Any], Any]:
+        return lambda ids, scores: scores.index_fill(1, torch.tensor([token]), -math.inf)
+
+    options: dict[str, Any] = {"max_new_tokens": 40, "budget": budget, "eos_token_id": None}
+    for tokens in (expected[:1], expected[:3]):
+        given = [forbid(token) for token in tokens]
+        biased = td.generate(model, PROMPT, logit_bias=dict.fromkeys(tokens, -math.inf), **options)[0]
+        (generation,) = td.generate(
+            model, PROMPT, logits_processor=given if len(given) > 1 else given[0], **options
+        )
+        assert generation.token_ids == biased.token_ids != expected[:40]
+
+
+@pytest.mark.parametrize("budget", [0, 6])
 def test_min_tokens_holds_for_stop_tokens_and_strings(
     model: LoadedModel, expected: list[int], budget: int
 ) -> None:
@@ -322,6 +339,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"bad_words": 3}, TypeError, "bad_words must be one or more non-empty strings, got 3"),
     ({"bad_words_ids": [[10**6]]}, ValueError, "bad_words_ids token ids must be at most .*, got 1000000"),
     ({"min_tokens": -1}, ValueError, "min_tokens must be at least 0, got -1"),
+    ({"logits_processor": 3}, TypeError, "logits_processor must be one or more functions .*, got 3"),
     ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
     ({"seed": 1.0}, TypeError, "seed must be an integer, got 1.0"),
     ({"stop": ""}, ValueError, "stop must be one or more non-empty strings, got ''"),

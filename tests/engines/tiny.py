@@ -118,10 +118,11 @@ def decode(
     budget: int = 12,
     count: int = NEW_TOKENS,
     observer: StepObserver | None = None,
+    processors: tuple[Any, ...] = (),
     **sampling: Any,
 ) -> list[int]:
     """Tokens that the engine gives."""
-    request = Request(tuple(prompt), count, budget, SamplingParams(**sampling))
+    request = Request(tuple(prompt), count, budget, SamplingParams(**sampling), processors=processors)
     decoder = Decoder(target, request, drafter, observer=observer)
     return [token for emission in decoder.run() for token in emission.token_ids]
 

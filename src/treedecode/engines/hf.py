@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from treedecode.engines.bad_words import bad_word_ids, check_texts
 from treedecode.engines.load import LoadedModel
 from treedecode.engines.loop import Decoder, StepObserver
 from treedecode.engines.params import SamplingParams
+from treedecode.engines.processors import as_processors
 from treedecode.engines.request import Request, check_budget, check_count, check_prompt, check_stop_ids
 from treedecode.engines.stats import GenerationStats
 from treedecode.engines.text import TextStream
@@ -99,6 +100,7 @@ def stream(
     bad_words: Sequence[str] | None = None,
     bad_words_ids: Sequence[Sequence[int]] | None = None,
     min_tokens: int = 0,
+    logits_processor: Callable[[Any, Any], Any] | Sequence[Callable[[Any, Any], Any]] | None = None,
     seed: int = 0,
     stop: str | Sequence[str] | None = None,
     eos_token_id: int | Sequence[int] | Literal["model"] | None = "model",
@@ -123,6 +125,9 @@ def stream(
         bad_words: Texts whose tokens, with and without a leading space, may not be emitted one after the other.
         bad_words_ids: The same as sequences of token ids.
         min_tokens: Neither stop tokens nor stop strings end the output before so many tokens.
+        logits_processor: One or more of transformers' ``LogitsProcessor``, or other functions of ``input_ids``
+            ``[rows, length]`` and scores ``[rows, vocab]`` that give new scores. They are called with the path of every
+            node, and must keep no state (docs/constraints.md).
         seed: Key of the noise.
         stop: Strings that end the output; the text is cut before them.
         eos_token_id: Stop tokens; "model" takes the model's own, None none.
@@ -160,6 +165,7 @@ def stream(
         check_budget(budget),
         sampling,
         model.eos_token_ids if eos_token_id == "model" else check_stop_ids(eos_token_id),
+        processors=as_processors(logits_processor),
         dense=dense,
     )
     stops = [] if stop is None else check_texts("stop", stop)

@@ -13,7 +13,8 @@ from torch import Tensor
 from treedecode.drafters.base import NUM_CANDIDATES
 from treedecode.engines.candidates import top_candidates
 from treedecode.engines.params import SamplingParams
-from treedecode.engines.processing import Processing
+from treedecode.engines.processing import Processing, Stage
+from treedecode.engines.processors import LogitsProcessors
 from treedecode.engines.request import Request
 from treedecode.engines.sampling import choose
 from treedecode.engines.target import Target
@@ -62,7 +63,10 @@ class Judging:
             ValueError: A token id of its parameters is not in the vocabulary.
         """
         count = NUM_CANDIDATES if wants_rows or traced else 1
-        processing = Processing(request.sampling, request.stop_ids, target.vocab_size)
+        more: list[Stage] = []
+        if request.processors:
+            more.append(LogitsProcessors(request.processors, request.padding, shared=request.max_drafted > 0))
+        processing = Processing(request.sampling, request.stop_ids, target.vocab_size, more)
         return cls(request.sampling, min(count, target.vocab_size), traced, processing or None)
 
     @property

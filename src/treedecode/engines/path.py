@@ -32,6 +32,7 @@ class Committed:
 
     def _forget(self, token_ids: Sequence[int]) -> None:
         self.token_ids, self.num_output, self._num_read = token_ids, 0, 0
+        self._array = np.empty(0, np.int64)
         self.columns: dict[int, int] = {}
         self.counts: list[int] = []
 
@@ -40,13 +41,20 @@ class Committed:
         if token_ids is not self.token_ids or len(token_ids) < self._num_read:
             self._forget(token_ids)
         start = len(token_ids) - num_output
+        if len(token_ids) > len(self._array):
+            self._array = np.resize(self._array, 2 * len(token_ids))
         for place in range(self._num_read, len(token_ids)):
-            token = token_ids[place]
+            token = self._array[place] = token_ids[place]
             column = self.columns.setdefault(token, len(self.columns))
             if column == len(self.counts):
                 self.counts.append(0)
             self.counts[column] += place >= start
         self.num_output, self._num_read = num_output, len(token_ids)
+
+    @property
+    def array(self) -> np.ndarray:
+        """``token_ids`` as int64 ``[L]``, a view."""
+        return self._array[: self._num_read]
 
 
 @dataclass(frozen=True)
@@ -101,3 +109,23 @@ class Paths:
                 tails[node, :-1] = tails[self.tree.shape.parent_tuple[node], 1:]
                 tails[node, -1] = self.tree.token_tuple[node]
         return tails
+
+    def levels(self) -> list[list[int]]:
+        """Nodes by depth, the root's first."""
+        levels: list[list[int]] = [[] for _ in range(self.tree.shape.max_depth + 1)]
+        for node, depth in enumerate(self.tree.shape.depth_tuple):
+            levels[depth].append(node)
+        return levels
+
+    def token_ids(self, nodes: Sequence[int]) -> np.ndarray:
+        """Whole paths, prompt first, of ``nodes``, which are of one depth: int64 ``[len(nodes), L + depth]``."""
+        shape, tokens, committed = self.tree.shape, self.tree.token_tuple, self.committed.array
+        paths = np.empty((len(nodes), len(committed) + shape.depth_tuple[nodes[0]]), np.int64)
+        paths[:, : len(committed)] = committed
+        for row, node in enumerate(nodes):
+            place = paths.shape[1]
+            while node:
+                place -= 1
+                paths[row, place] = tokens[node]
+                node = shape.parent_tuple[node]
+        return paths

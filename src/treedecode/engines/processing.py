@@ -1,8 +1,8 @@
 """What the logits of a row become, given its path: the one home of biases, penalties and bans.
 
 The order is that of transformers' ``generate`` where it has the processor: bias, repetition penalty, frequency and
-presence penalty (it has neither; vLLM has them at this place), bad words, ``min_tokens``. Temperature and truncation
-come after all of them (``sampling``).
+presence penalty (it has neither; vLLM has them at this place), bad words, ``min_tokens``, the user's processors.
+Temperature and truncation come after all of them (``sampling``).
 """
 
 from __future__ import annotations
@@ -35,12 +35,19 @@ class Processing:
         params: What to apply.
         stop_ids: Tokens that end the output, for ``min_tokens``.
         vocab_size: Columns of the logits.
+        more: What comes after that.
 
     Raises:
         ValueError: A token id is not in the vocabulary.
     """
 
-    def __init__(self, params: SamplingParams, stop_ids: Collection[int], vocab_size: int) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        stop_ids: Collection[int],
+        vocab_size: int,
+        more: Sequence[Stage] = (),
+    ) -> None:
         self._committed = Committed()
         self._stages: list[Stage] = []
         if params.logit_bias:
@@ -51,6 +58,7 @@ class Processing:
             self._stages.append(BadWords(params.bad_words_ids, vocab_size))
         if params.min_tokens:
             self._stages.append(MinTokens(params.min_tokens, [id for id in stop_ids if id < vocab_size]))
+        self._stages += more
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
