@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +13,8 @@ import typer
 import treedecode as td
 from treedecode.cli.numbers import integer, number
 from treedecode.cli.options import Device, Dtype, Revision
-from treedecode.cli.outcome import CHECK_FAILED, INTERRUPTED, bad_input
+from treedecode.cli.outcome import CHECK_FAILED, INTERRUPTED, bad_input, check_output
+from treedecode.cli.output import print_json
 from treedecode.cli.progress import Stages
 from treedecode.cli.prompt import encode_prompt, read_prompt
 from treedecode.cli.report import Comparison, closing_line, comparison_lines, to_json
@@ -120,6 +120,7 @@ def generate(
     The text goes to standard output, what it took to standard error.
     """
     text = read_prompt(prompt, file)
+    check_output("--trace", trace, file=file, calibration=calibration)
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "budget": _parse_budget(budget),
@@ -155,7 +156,7 @@ def generate(
     encoded = encode_prompt(loaded.tokenizer, text, raw)
 
     echo = _no_text if as_json else _print_text
-    with _open_trace(trace) as writer:
+    with td.TraceWriter(trace) if trace else nullcontext() as writer:
         running = _start(loaded, encoded, options, writer)
         if sys.stdout.isatty() and isinstance(encoded, str):
             echo(f"\x1b[2m{encoded}\x1b[0m")
@@ -172,7 +173,7 @@ def generate(
 
     if as_json:
         shown = options | {"logit_bias": logit_bias}  # as given: JSON has no -inf
-        print(json.dumps(to_json(loaded, text, shown, generation, comparison), ensure_ascii=False))
+        print_json(to_json(loaded, text, shown, generation, comparison))
     else:
         lines = [] if options["budget"] != "auto" else [f"cost of a step: {loaded.cost_source}"]
         lines += comparison_lines(comparison) if comparison else [closing_line(generation)]
@@ -206,24 +207,19 @@ def _parse_bias(texts: list[str] | None) -> dict[int, float] | None:
 
 def _check(options: dict[str, Any]) -> None:
     """The checks of ``treedecode.stream`` that need no model, so that a typing error costs no loading time."""
+    from treedecode.drafters import check_drafter
     from treedecode.engines.bad_words import check_texts
     from treedecode.engines.params import SamplingParams
     from treedecode.engines.request import check_budget, check_count
 
     check_count("max_new_tokens", options["max_new_tokens"])
     check_budget(options["budget"])
-    td.make_drafter(options["drafter"])
+    check_drafter(options["drafter"])
     if options["bad_words"] is not None:
         check_texts("bad_words", options["bad_words"])
+    if options["stop"] is not None:
+        check_texts("stop", options["stop"])
     SamplingParams(**{name: options[name] for name in SamplingParams.__dataclass_fields__ if name in options})
-
-
-@contextmanager
-def _open_trace(path: Path | None) -> Iterator[TraceWriter | None]:
-    with bad_input():
-        writer = td.TraceWriter(path) if path else None
-    with writer or nullcontext():
-        yield writer
 
 
 def _start(

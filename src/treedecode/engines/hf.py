@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from treedecode.drafters import check_drafter
 from treedecode.drafters.base import Drafter
 from treedecode.engines.bad_words import bad_word_ids, check_texts
 from treedecode.engines.load import LoadedModel
@@ -15,6 +16,7 @@ from treedecode.engines.processors import as_processors
 from treedecode.engines.request import Request, check_budget, check_count, check_prompt, check_stop_ids
 from treedecode.engines.stats import GenerationStats
 from treedecode.engines.text import TextStream
+from treedecode.engines.tokens import as_prompts, check_text
 from treedecode.engines.tracing import TraceObserver
 from treedecode.trace import TraceWriter
 
@@ -112,7 +114,8 @@ def stream(
 
     Args:
         model: From ``treedecode.load``.
-        prompt: Text (special tokens are added as the tokenizer does) or token ids (taken as they are).
+        prompt: Text (special tokens are added as the tokenizer does) or token ids (taken as they are): a list, an
+            array or a tensor.
         max_new_tokens: At most this many tokens.
         budget: Drafted nodes per step; "auto" takes as many as pay by measured cost; 0 is plain decoding.
         drafter: A name ("merged", "recycling", "suffix", "prompt-lookup") or an object with the ``Drafter`` methods.
@@ -138,7 +141,14 @@ def stream(
 
     Raises:
         TypeError, ValueError: Bad input, naming the rule, what was expected and what was got.
+        OSError: The trace cannot be written; a file that exists is not replaced before all else is checked.
     """
+    if not isinstance(model, LoadedModel):
+        raise TypeError(f"model must be what treedecode.load returns, got {model!r:.100}")
+    if trace is not None and not isinstance(trace, TraceWriter):
+        raise TypeError(f"trace must be a treedecode.TraceWriter, got {trace!r:.100}")
+    if observer is not None and not callable(observer):
+        raise TypeError(f"observer must be a function that is called after every step, got {observer!r:.100}")
     sampling = SamplingParams(
         temperature,
         top_k,
@@ -156,29 +166,37 @@ def stream(
     if isinstance(prompt, str):
         if not prompt:
             raise ValueError("the prompt is empty: expected at least one character")
-        prompt_ids: Sequence[int] = model.tokenizer(prompt)["input_ids"]
+        prompt_ids: Sequence[int] = model.tokenizer(check_text("the prompt", prompt))["input_ids"]
     else:
         prompt_ids = prompt
+    of_model = isinstance(eos_token_id, str) and eos_token_id == "model"
     request = Request(
         check_prompt(prompt_ids, target.vocab_size, target.max_positions),
         check_count("max_new_tokens", max_new_tokens),
         check_budget(budget),
         sampling,
-        model.eos_token_ids if eos_token_id == "model" else check_stop_ids(eos_token_id),
+        model.eos_token_ids if of_model else check_stop_ids(eos_token_id),
         processors=as_processors(logits_processor),
         dense=dense,
     )
+    # not isinstance: budget 0 does not touch a drafter
+    if request.max_drafted or issubclass(type(drafter), str):
+        check_drafter(drafter)
     stops = [] if stop is None else check_texts("stop", stop)
+    traced = None
     if trace is not None:
         settings = {
-            "max_new_tokens": max_new_tokens,
-            "budget": budget,
+            "max_new_tokens": request.max_new_tokens,
+            "budget": "auto" if request.budget is None else request.budget,
             "drafter": getattr(drafter, "name", drafter),
             "dense": dense,
         }
-        observer = TraceObserver(trace, model, request, settings, observer)
-    decoder = Decoder.of(target, request, drafter, model.cost, observer)
-    return Stream(decoder, TextStream(model.tokenizer, stops, min_tokens))
+        traced = TraceObserver(trace, model, request, settings, observer)
+    decoder = Decoder.of(target, request, drafter, model.cost, traced or observer)
+    made = Stream(decoder, TextStream(model.tokenizer, stops, min_tokens))
+    if traced is not None:
+        traced.start()
+    return made
 
 
 def generate(
@@ -197,19 +215,11 @@ def generate(
     Raises:
         TypeError, ValueError: As :func:`stream`; every prompt is checked before the first is run.
     """
-    streams = [stream(model, prompt, **options) for prompt in _as_prompts(prompts)]
+    given = as_prompts(prompts)
+    if len(given) > 1 and isinstance(options.get("trace"), TraceWriter):
+        raise ValueError(f"a trace file holds one generation: expected one prompt, got {len(given)}")
+    streams = [stream(model, prompt, **options) for prompt in given]
     for running in streams:
         for _ in running:
             pass
     return [running.generation for running in streams]
-
-
-def _as_prompts(prompts: Any) -> list[Any]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise TypeError(f"prompts must be text or token ids, got {prompts!r}")
-    prompts = list(prompts)
-    if prompts and not isinstance(prompts[0], str) and not isinstance(prompts[0], Sequence):
-        return [prompts]
-    return prompts
