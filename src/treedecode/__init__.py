@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from treedecode.engines.hf import Chunk, Generation, generate, stream
     from treedecode.engines.hook import custom_generate
     from treedecode.engines.load import LoadedModel, load
+    from treedecode.engines.logprobs import TokenLogprobs
     from treedecode.engines.target import UnsupportedModelError
     from treedecode.expect import expected_tokens, node_reach
     from treedecode.families import plan_branches, plan_leaf_siblings
@@ -53,6 +54,7 @@ _HOME = {
     "ModelNotFoundError": "models",
     "Reliability": "reliability",
     "Roofline": "roofline",
+    "TokenLogprobs": "engines.logprobs",
     "TraceWriter": "trace",
     "TreeShape": "tree",
     "UnsupportedModelError": "engines.target",
@@ -95,6 +97,7 @@ __all__ = [
     "ModelNotFoundError",
     "Reliability",
     "Roofline",
+    "TokenLogprobs",
     "TraceWriter",
     "TreeShape",
     "UnsupportedModelError",

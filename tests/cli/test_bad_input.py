@@ -49,6 +49,8 @@ def refused(run):
         (["--logit-bias", "-3=1"], ["logit_bias", "at least 0", "-3"]),
         (["--bad-word", ""], ["bad_words", "non-empty"]),
         (["--min-tokens", "-1"], ["min_tokens", "at least 0", "-1"]),
+        (["--logprobs", "-1", "--json"], ["logprobs", "at least 0", "-1"]),
+        (["--logprobs", "1"], ["--logprobs", "--json"]),
         (["--seed", "-1"], ["seed", "-1"]),
         (["--drafter", "oracle"], ["oracle", "merged", "recycling", "suffix", "prompt-lookup"]),
         (["--compare", "--budget", "0"], ["--compare", "above 0"]),

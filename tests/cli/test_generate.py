@@ -75,6 +75,13 @@ def test_constraints(generate, tiny):
     assert found["token_ids"] == expected.token_ids
 
 
+def test_logprobs(generate):
+    assert json.loads(generate("--json", PROMPT).out)["logprobs"] is None
+    found = json.loads(generate("--json", "--logprobs", 2, PROMPT).out)
+    assert [token["token_id"] for token in found["logprobs"]] == found["token_ids"]
+    assert all(len(token["top_logprobs"]) == 2 and token["logprob"] < 0 for token in found["logprobs"])
+
+
 @pytest.mark.parametrize("sampling", [(), ("--temperature", 1, "--top-k", 20, "--seed", 3)])
 def test_compare(generate, sampling):
     ran = generate("--compare", "--budget", 8, *sampling, PROMPT)

@@ -92,6 +92,13 @@ def generate(
         list[str] | None, typer.Option(help="Text that must not be generated; may be repeated.")
     ] = None,
     min_tokens: Annotated[int, typer.Option(parser=integer, help="Do not end before so many tokens.")] = 0,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            parser=integer,
+            help="With --json: log probabilities, with so many of the likeliest tokens' at every place.",
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(parser=integer, help="The same seed gives the same tokens, at every budget.")
     ] = 0,
@@ -134,6 +141,7 @@ def generate(
         "logit_bias": _parse_bias(logit_bias),
         "bad_words": bad_word,
         "min_tokens": min_tokens,
+        "logprobs": logprobs,
         "seed": seed,
         "stop": stop,
         "dense": dense,
@@ -144,6 +152,8 @@ def generate(
         raise typer.TyperException(
             "--compare compares with plain decoding, which --budget 0 is: expected a budget above 0"
         )
+    if logprobs is not None and not as_json:
+        raise typer.TyperException("--logprobs are part of the JSON object: expected --json")
     stages = Stages()
     with stages("Starting"), bad_input():
         _check(options)
@@ -212,6 +222,8 @@ def _check(options: dict[str, Any]) -> None:
 
     check_count("max_new_tokens", options["max_new_tokens"])
     check_budget(options["budget"])
+    if options["logprobs"] is not None:
+        check_count("logprobs", options["logprobs"])
     td.make_drafter(options["drafter"])
     if options["bad_words"] is not None:
         check_texts("bad_words", options["bad_words"])

@@ -27,6 +27,8 @@ class Request:
         prompt_rows: The target's candidates after this many of the last prompt tokens are shown to the drafter.
         processors: transformers' ``LogitsProcessor`` objects or other functions of ``input_ids`` and scores.
         padding: Tokens that the processors see before the prompt, as a padded batch of transformers has them.
+        num_logprobs: Log probabilities of the emitted tokens are wanted, and of so many of the likeliest at their
+            places; None for none.
         dense: Verify the whole tree, but commit one token, so that every output position has a tree: for traces. The
             output is the same.
     """
@@ -39,6 +41,7 @@ class Request:
     prompt_rows: int = 0
     processors: tuple[Callable[[Any, Any], Any], ...] = ()
     padding: tuple[int, ...] = ()
+    num_logprobs: int | None = None
     dense: bool = False
 
     @property
