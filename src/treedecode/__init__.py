@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from treedecode.drafters import make_drafter
     from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
     from treedecode.dynamic import DynamicPlan, plan_dynamic
+    from treedecode.engines.guidance import Grammar
     from treedecode.engines.hf import Chunk, Generation, generate, stream
     from treedecode.engines.hook import custom_generate
     from treedecode.engines.load import LoadedModel, load
@@ -50,6 +51,7 @@ _HOME = {
     "DynamicPlan": "dynamic",
     "EdgeEstimates": "acceptance",
     "Generation": "engines.hf",
+    "Grammar": "engines.guidance",
     "LoadedModel": "engines.load",
     "ModelNotFoundError": "models",
     "Reliability": "reliability",
@@ -93,6 +95,7 @@ __all__ = [
     "DynamicPlan",
     "EdgeEstimates",
     "Generation",
+    "Grammar",
     "LoadedModel",
     "ModelNotFoundError",
     "Reliability",

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from treedecode.drafters.base import Drafter
 from treedecode.engines.bad_words import bad_word_ids, check_texts
+from treedecode.engines.grammar import CompiledGrammar
+from treedecode.engines.guidance import Grammar, compile_grammar
 from treedecode.engines.load import LoadedModel
 from treedecode.engines.logprobs import TokenLogprobs
 from treedecode.engines.loop import Decoder, StepObserver
@@ -111,6 +113,7 @@ def stream(
     bad_words_ids: Sequence[Sequence[int]] | None = None,
     min_tokens: int = 0,
     logits_processor: Callable[[Any, Any], Any] | Sequence[Callable[[Any, Any], Any]] | None = None,
+    grammar: Mapping[str, Any] | str | Grammar | CompiledGrammar | None = None,
     logprobs: int | None = None,
     seed: int = 0,
     stop: str | Sequence[str] | None = None,
@@ -139,6 +142,8 @@ def stream(
         logits_processor: One or more of transformers' ``LogitsProcessor``, or other functions of ``input_ids``
             ``[rows, length]`` and scores ``[rows, vocab]`` that give new scores. They are called with the path of every
             node, and must keep no state (docs/constraints.md).
+        grammar: What the output must be: a JSON schema (a mapping, or text), a regex or EBNF as text, a
+            ``treedecode.Grammar`` that says which, or a compiled grammar of any engine (docs/constraints.md).
         logprobs: Also return log probabilities of the emitted tokens, and of so many of the likeliest at their places,
             0 for none. They are the model's own, before temperature and everything above, as in vLLM.
         seed: Key of the noise.
@@ -179,6 +184,7 @@ def stream(
         sampling,
         model.eos_token_ids if eos_token_id == "model" else check_stop_ids(eos_token_id),
         processors=as_processors(logits_processor),
+        grammar=None if grammar is None else compile_grammar(grammar, model.tokenizer, target.vocab_size),
         num_logprobs=None if logprobs is None else check_count("logprobs", logprobs, 0, target.vocab_size),
         dense=dense,
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from treedecode.drafters.base import NUM_CANDIDATES
 from treedecode.engines.candidates import top_candidates
+from treedecode.engines.grammar import GrammarMask
 from treedecode.engines.logprobs import RowLogprobs, TokenLogprobs, row_logprobs
 from treedecode.engines.params import SamplingParams
 from treedecode.engines.processing import Processing, Stage
@@ -56,6 +57,7 @@ class Judging:
         log_norm: Whether softmax denominators are wanted, as traces do.
         num_logprobs: Log probabilities of so many of the likeliest tokens are wanted, and of the choice; None for none.
         processing: What the logits of a row become, given its path; None where nothing is asked for.
+        grammar: Its last stage, which also knows which drafts are in vain; None without one.
     """
 
     params: SamplingParams
@@ -63,21 +65,28 @@ class Judging:
     log_norm: bool = False
     num_logprobs: int | None = None
     processing: Processing | None = field(default=None, compare=False)
+    grammar: GrammarMask | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, target: Target, request: Request, wants_rows: bool, traced: bool) -> Judging:
         """For a request whose rows a drafter or an observer sees, or nobody does.
 
         Raises:
-            ValueError: A token id of its parameters is not in the vocabulary.
+            ValueError: A token id of its parameters is not in the vocabulary; a grammar without a stop token.
         """
+        params, grammar = request.sampling, None
         count = NUM_CANDIDATES if wants_rows or traced else 1
         more: list[Stage] = []
         if request.processors:
             more.append(LogitsProcessors(request.processors, request.padding, shared=request.max_drafted > 0))
-        processing = Processing(request.sampling, request.stop_ids, target.vocab_size, more)
+        if request.grammar is not None:
+            matcher = request.grammar.matcher()
+            grammar = GrammarMask(matcher, request.stop_ids, target.vocab_size, params.min_tokens)
+            params = replace(params, min_tokens=0)
+            more.append(grammar)
+        processing = Processing(params, request.stop_ids, target.vocab_size, more)
         count = min(count, target.vocab_size)
-        return cls(request.sampling, count, traced, request.num_logprobs, processing or None)
+        return cls(request.sampling, count, traced, request.num_logprobs, processing or None, grammar)
 
     @property
     def needs_logits(self) -> bool:
@@ -88,15 +97,20 @@ class Judging:
     def kind(self, vocab_size: int) -> Judging:
         """What requests have in common whose rows cost the same: equal for them, and fit to be timed.
 
-        Seeds do not matter, and whatever is done to a few tokens of a row costs what a penalty costs.
+        Seeds do not matter, and whatever is done to a few tokens of a row costs what a penalty costs. What the user's
+        processors and a grammar cost is not known before they run: they are left out, and the guard sees the rest.
         """
         params = SamplingParams(
             self.params.temperature, self.params.top_k, self.params.top_p, self.params.min_p
         )
         if self.processing is None:
-            return replace(self, params=params)
+            return replace(self, params=params, grammar=None)
         params = replace(params, presence_penalty=1.0)
-        return replace(self, params=params, processing=Processing(params, (), vocab_size))
+        return replace(self, params=params, processing=Processing(params, (), vocab_size), grammar=None)
+
+    def prune(self, tree: DraftTree, history: Sequence[int], num_output: int) -> DraftTree:
+        """``tree`` without drafts that are known to be in vain; see ``GrammarMask.prune``."""
+        return tree if self.grammar is None else self.grammar.prune(tree, history, num_output)
 
     def __call__(
         self, target: Target, features: Tensor, tree: DraftTree, history: Sequence[int], position: int
@@ -139,8 +153,8 @@ def check_not_stuck(verified: Verified, nodes: Sequence[int]) -> None:
     """Raises ``ValueError`` if no token at all was allowed after one of ``nodes``, so that its choice means nothing."""
     if any(verified.top_logits[node, 0] == -math.inf for node in nodes):
         raise ValueError(
-            "expected at least one token that may come next, got none: bad words, min_tokens, biases of -inf and "
-            "logits processors together forbid the whole vocabulary"
+            "expected at least one token that may come next, got none: bad words, min_tokens, biases of -inf, "
+            "logits processors and grammar together forbid the whole vocabulary"
         )
 
 

@@ -204,6 +204,9 @@ class Decoder:
         tree = self._drafter.propose(context)
         tree = check_is_tree(tree, self._drafter.name).prefix(max_drafted).within_depth(max_depth)
         check_draft(tree, self._token_ids[-1], self._target.vocab_size, self._drafter.name)
+        tree = self._judging.prune(
+            tree, self._token_ids, len(self._token_ids) - len(self._request.prompt_ids)
+        )
         return tree if self._planner is None else self._planner.cut(tree, self.cache.length)
 
     def _judge(self, features: Tensor, tree: DraftTree) -> Verified:
