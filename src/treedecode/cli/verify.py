@@ -87,7 +87,7 @@ def verify(
     seed: Annotated[int, typer.Option(parser=integer, help="First seed of the sampled checks.")] = 0,
     num_seeds: Annotated[
         int, typer.Option(parser=integer, help="Sampled outputs per prompt, compared token for token.")
-    ] = 2,
+    ] = 1,
     num_draws: Annotated[
         int, typer.Option(parser=integer, help="Draws (of servers: samples) per prompt that are counted.")
     ] = 400,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +14,7 @@ import treedecode as td
 from treedecode.verify.client import Endpoint
 from treedecode.verify.results import Report, Status
 
+_WIDE = 400
 _STYLES = {
     Status.EXACT: "green",
     Status.NEAR_TIE: "yellow",
@@ -50,20 +52,22 @@ def _heading(subject: dict[str, Any]) -> str:
 
 def print_report(report: Report, subject: dict[str, Any]) -> None:
     """One line per check and prompt, and the verdict."""
-    console = Console(highlight=False, markup=False)
+    # a file or a pipe has no width: every check on one line
+    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDE)
     console.print(_heading(subject), soft_wrap=True)
     console.print()
     table = Table(box=None, pad_edge=False)
     for name in ("prompt", "check", "result"):
         table.add_column(name, no_wrap=True)
-    table.add_column("", overflow="fold", no_wrap=not console.is_terminal)
+    table.add_column("", overflow="fold")
     last = None
     for finding in report.findings:
         name = "" if finding.prompt == last else finding.prompt
         last = finding.prompt
         table.add_row(name, finding.check, Text(finding.status, _STYLES[finding.status]), finding.detail)
-    # a file or a pipe has no width: every check on one line
-    console.print(table, width=None if console.is_terminal else 240)
+    with console.capture() as captured:
+        console.print(table)
+    print(*(line.rstrip() for line in captured.get().splitlines()), sep="\n")
     console.print()
     console.print(report.verdict, style="bold", soft_wrap=True)
 

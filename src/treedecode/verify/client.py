@@ -81,9 +81,13 @@ class Endpoint:
         self._flag, self._logprobs = flag, logprobs
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client = httpx2.Client(headers=headers, timeout=httpx2.Timeout(timeout_s, connect=10.0))
-        self.model = self._find_model(model)
         self._extra: dict[str, Any] = {}
-        self._probe()
+        try:
+            self.model = self._find_model(model)
+            self._probe()
+        except BaseException:
+            self._client.close()
+            raise
 
     def __enter__(self) -> Endpoint:
         return self

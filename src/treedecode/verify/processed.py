@@ -47,6 +47,6 @@ def processed(logits: Tensor, params: SamplingParams) -> Tensor:
 
 def possible(logits: Tensor, token_id: int, params: SamplingParams, tolerance: float) -> bool:
     """Whether a token has probability, its logit raised by ``tolerance``."""
-    raised = logits.double()
+    raised = logits.to(torch.float64, copy=True)
     raised[token_id] += tolerance
     return bool(processed(raised, params)[token_id])

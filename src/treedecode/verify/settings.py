@@ -46,7 +46,7 @@ class Settings:
     min_p: float | None = None
     repetition_penalty: float | None = None
     seed: int = 0
-    num_seeds: int = 2
+    num_seeds: int = 1
     num_draws: int = 400
     logprob_tolerance: float | None = None
     gap_tolerance: float | None = None
