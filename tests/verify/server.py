@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -20,7 +21,7 @@ class Behaviour:
 
     Attributes:
         wrong_at: Output position at which it says another token than its best.
-        swap_ties: At ``TIED_AT``, where two tokens tie but for ``tie``, it says the second.
+        swap_ties: After ``TIED_AT`` tokens of prompt and output, it says the second of two that tie but for ``tie``.
         tie: That difference.
         shift: Added to the logprobs of outputs.
         noise: Added to the logits of prompt rows, alternating in sign: what rounding does.
@@ -32,6 +33,7 @@ class Behaviour:
         logprobs: "given", "none" or "refused".
         secret: The key that it asks for.
         broken: Answers all completions with this, as it is.
+        logits: Its model, from token ids to logits; None for one that knows the last two tokens.
     """
 
     wrong_at: int | None = None
@@ -47,6 +49,12 @@ class Behaviour:
     logprobs: str = "given"
     secret: str = ""
     broken: str = ""
+    logits: Callable[[list[int]], np.ndarray] | None = None
+
+
+def known(context: list[int]) -> np.ndarray:
+    """Logits of the small model."""
+    return np.random.default_rng(context[-2:]).normal(size=VOCAB) * 2
 
 
 def tokenize(prompt: str | list[int]) -> list[int]:
@@ -68,19 +76,18 @@ class Answer:
         while len(self.ids) < min(body["max_tokens"], does.early or 10**9):
             position = len(self.ids)
             context = [*self.prompt, *self.ids]
-            logits = np.random.default_rng(context[-2:]).normal(size=VOCAB) * 2
+            logits = (does.logits or known)(context)
             best, second = (int(token) for token in np.argsort(-logits)[:2])
-            # so that no text begins again with the same two tokens: a prompt's length tells where it stands
-            if len(context) % 30 == TIED_AT:
+            if does.logits is None and len(context) == TIED_AT:
                 logits[second] = logits[best] - does.tie
             if position == 0:
-                logits += does.noise * (-1) ** np.arange(VOCAB)
+                logits += does.noise * (-1) ** np.arange(len(logits))
             self.rows.append(logits - np.log(np.exp(logits).sum()))
             if temperature:
                 weights = np.exp(logits * does.sharpen / temperature)
                 rng = np.random.default_rng([seed, position, does.key])
-                self.ids.append(int(rng.choice(VOCAB, p=weights / weights.sum())))
-            elif does.wrong_at == position or (does.swap_ties and len(context) % 30 == TIED_AT):
+                self.ids.append(int(rng.choice(len(logits), p=weights / weights.sum())))
+            elif does.wrong_at == position or (does.swap_ties and len(context) == TIED_AT):
                 self.ids.append(second)
             else:
                 self.ids.append(int(np.argmax(logits)))
@@ -92,7 +99,7 @@ class Answer:
         if with_ids:
             made |= {"token_ids": ids, "prompt_token_ids": self.prompt if first == 0 else None}
         if body.get("logprobs") and does.logprobs == "given":
-            names = [f"token_id:{t}" if with_ids else word(t) for t in range(VOCAB)]
+            names = [f"token_id:{t}" if with_ids else word(t) for t in range(len(self.rows[0]))]
             rows = self.rows[first:last]
             made["logprobs"] = {
                 "tokens": [names[token] for token in ids],
