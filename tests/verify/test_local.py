@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from tests.engines.tiny import PROMPTS, SHORT
 from tests.faults import FAULTS
 from tests.verify.models import PROMPTS_OF_IDS, different, tiny_model
-from treedecode.engines import judge, loop, sampling
-from treedecode.engines.sampling import SamplingParams, processed_probs
+from treedecode.engines import judge, loop, processing, sampling
+from treedecode.engines.params import SamplingParams
+from treedecode.engines.sampling import processed_probs
 from treedecode.streams import keyed_uniforms
 from treedecode.testing.faulty_walks import greedy_draw
 from treedecode.tree import DraftTree
@@ -126,14 +128,15 @@ def test_a_filter_that_is_ignored_is_found(options: dict[str, Any], ignored: str
 
 def test_penalties_of_the_whole_tree_are_found() -> None:
     """Siblings must not count for each other."""
-    original = sampling.apply_repetition_penalty
+    original = processing.Penalties.__call__
 
-    def flat(logits: Tensor, tree: DraftTree, history: Tensor, penalty: float) -> Tensor:
-        drafted = torch.from_numpy(tree.token_ids.copy())
-        return original(logits, tree, torch.cat([history, drafted]).unique(), penalty)
+    def flat(self: Any, logits: Tensor, paths: Any) -> Tensor:
+        token_ids, in_output, seen = paths.counts
+        anywhere = np.broadcast_to(seen.any(0), seen.shape).copy()
+        return original(self, logits, SimpleNamespace(counts=(token_ids, in_output, anywhere)))
 
     settings = Settings(max_new_tokens=60, temperature=0, repetition_penalty=1.4)
-    with mock.patch.object(judge, "apply_repetition_penalty", flat):
+    with mock.patch.object(processing.Penalties, "__call__", flat):
         report = verify_model(tiny_model("llama", "fused"), PROMPTS_OF_IDS, settings)
     assert {HOSTILE, LOGPROBS} <= different(report)
 

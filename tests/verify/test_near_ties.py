@@ -11,7 +11,8 @@ from tests.verify.models import PROMPTS_OF_IDS, different, loaded
 from treedecode.drawing import draw
 from treedecode.engines.build import build_target
 from treedecode.engines.candidates import top_candidates
-from treedecode.engines.sampling import SamplingParams, processed_probs
+from treedecode.engines.params import SamplingParams
+from treedecode.engines.sampling import processed_probs
 from treedecode.engines.target import Target
 from treedecode.streams import keyed_uniforms
 from treedecode.verify.local import verify_model

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from treedecode.engines.sampling import SamplingParams
+from treedecode.engines.params import SamplingParams
 from treedecode.verify.samples import Continuation, against_model, by_context, two_samples
 
 PROBS = np.array([0.4, 0.3, 0.2, 0.06, 0.03, 0.008, 0.002])

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from treedecode.accept import accept_greedy
 from treedecode.engines.judge import Judging
-from treedecode.engines.sampling import SamplingParams
+from treedecode.engines.params import SamplingParams
+from treedecode.engines.request import Request
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target
 from treedecode.testing.statistics import ChiSquared, Tables, chi_squared
@@ -115,7 +116,8 @@ def _draw(
         cache.length = prefix_len
     step = StepInput.of_tree(tree, prefix_len, target.device, target.dtype)
     known = _Rows(target, target.logits(target.forward(step, cache)))
-    judging = Judging.of(known, params, wants_rows=False, traced=False)
+    request = Request(tuple(context[: len(context) - position]), tree.num_nodes, tree.num_drafted, params)
+    judging = Judging.of(known, request, wants_rows=False, traced=False)
     drawn: dict[int, list[int]] = {node: [] for node in range(tree.num_nodes)}
     features = known.logits(known.forward(step, cache))
     for seed in range(params.seed, params.seed + num_draws):

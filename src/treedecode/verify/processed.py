@@ -19,7 +19,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from treedecode.engines.sampling import SamplingParams
+from treedecode.engines.params import SamplingParams
 
 
 def penalised(logits: Tensor, token_ids: Sequence[int], penalty: float | None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treedecode.engines.sampling import SamplingParams
+from treedecode.engines.params import SamplingParams
 from treedecode.streams import keyed_uniforms
 from treedecode.verify.judged import Rule
 from treedecode.verify.processed import processed

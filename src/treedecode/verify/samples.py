@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treedecode.engines.sampling import SamplingParams
+from treedecode.engines.params import SamplingParams
 from treedecode.testing.statistics import ChiSquared, Tables, chi_squared
 from treedecode.verify.client import Token
 from treedecode.verify.processed import possible, processed

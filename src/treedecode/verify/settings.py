@@ -8,8 +8,8 @@ from typing import Literal
 
 from treedecode.drafters import make_drafter
 from treedecode.drafters.base import Drafter
+from treedecode.engines.params import SamplingParams
 from treedecode.engines.request import check_budget, check_count
-from treedecode.engines.sampling import SamplingParams
 
 # Logprobs of two ways to compute the same may be this far apart, in nats.
 LOGPROB_TOLERANCE = 1e-3
@@ -72,5 +72,10 @@ class Settings:
     def sampling(self, seed: int) -> SamplingParams:
         """Of the sampled checks, with a seed."""
         return SamplingParams(
-            self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty, seed
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            seed=seed,
         )
