@@ -4,53 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx2
+
+from treedecode.verify.completion import Completion
 
 # Tokens with logprobs per position: the most that every server gives.
 TOP = 5
 # vLLM's own: token ids beside text, and ids in place of strings in logprobs.
 _IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-_PREFIX = "token_id:"
 _REFUSED = (401, 403)
-
-Token = int | str
 
 
 class EndpointError(ValueError):
     """A server that cannot be verified; the message names the flag, its URL and the reason."""
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What a server answered.
-
-    Attributes:
-        text: The text.
-        tokens: Token ids, or their strings if the server gives no ids, or characters if it gives no tokens at all.
-        prompt_ids: Token ids of the prompt, or None.
-        logprobs: One per token, or None.
-        top: The likeliest tokens at every position with their logprobs, or None.
-        tells_tokens: Whether ``tokens`` are tokens, not characters.
-        num_pieces: Pieces that the text came in.
-    """
-
-    text: str
-    tokens: tuple[Token, ...]
-    prompt_ids: tuple[int, ...] | None = None
-    logprobs: tuple[float, ...] | None = None
-    top: tuple[dict[Token, float], ...] | None = None
-    tells_tokens: bool = True
-    num_pieces: int = 1
-
-    def before(self, position: int) -> list[int] | None:
-        """Token ids of prompt and output before a token; None where they are not known."""
-        tokens = self.tokens[:position]
-        if self.prompt_ids is None or not all(isinstance(token, int) for token in tokens):
-            return None
-        return [*self.prompt_ids, *map(int, tokens)]
 
 
 class Endpoint:
@@ -227,31 +195,7 @@ class Endpoint:
         choices = [piece["choices"][0] for piece in pieces if piece.get("choices")]
         if not choices:
             raise EndpointError(f"{self.name} answered without choices: expected a completion")
-        text = "".join(choice["text"] for choice in choices)
-        logs = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
-        ids = [token for choice in choices for token in choice.get("token_ids") or []]
-        strings = [_token(token) for log in logs for token in log["tokens"]]
-        prompt_ids = choices[0].get("prompt_token_ids")
-        logprobs = tuple(float(value) for log in logs for value in log["token_logprobs"])
-        top = tuple(
-            {_token(token): float(value) for token, value in place.items()}
-            for log in logs
-            for place in log.get("top_logprobs") or []
-        )
-        tokens = tuple(ids) if len(ids) >= len(strings) else tuple(strings)
-        return Completion(
-            text,
-            tokens or tuple(text),
-            None if prompt_ids is None else tuple(prompt_ids),
-            logprobs if logs and len(logprobs) == len(tokens) else None,
-            top if logs and len(top) == len(tokens) else None,
-            tells_tokens=bool(tokens),
-            num_pieces=len(choices),
-        )
-
-
-def _token(name: str) -> Token:
-    return int(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else name
+        return Completion.of(choices)
 
 
 def _message(response: httpx2.Response) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treedecode.verify.client import Completion, Token
+from treedecode.verify.completion import Completion, Token
 from treedecode.verify.reference import Reference
 from treedecode.verify.results import Finding, Status
 from treedecode.verify.settings import LOGPROB_TOLERANCE, Settings

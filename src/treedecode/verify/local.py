@@ -134,13 +134,11 @@ class _Checks:
             "threshold": test.threshold + found.allowance,
         }
         detail = (
-            f"{found.num_counted} draws after token {place}: chi-squared {test.statistic:.1f} with {test.degrees} "
+            f"{found.num_counted} draws at token {place}: chi-squared {test.statistic:.1f} with {test.degrees} "
             f"degrees of freedom, below {numbers['threshold']:.1f} expected"
         )
         if found.impossible is not None:
-            detail = (
-                f"{self._show(found.impossible)} was drawn after token {place}, which has probability 0 there"
-            )
+            detail = f"{self._show(found.impossible)} was drawn at token {place}, where it has probability 0"
         status = Status.EXACT if found.passed else Status.DIFFERENT
         return Finding(self._name, "draws", status, detail, found.num_counted, 0, numbers)
 

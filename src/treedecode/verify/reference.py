@@ -9,7 +9,8 @@ from typing import Any
 
 from treedecode.engines.hf import stream
 from treedecode.engines.load import LoadedModel
-from treedecode.verify.client import TOP, Completion, Endpoint, Token
+from treedecode.verify.client import TOP, Endpoint
+from treedecode.verify.completion import Completion, Token
 from treedecode.verify.plain import PlainModel
 from treedecode.verify.samples import Compared, Continuation, against_model, two_samples
 from treedecode.verify.settings import Settings

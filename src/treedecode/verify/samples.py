@@ -12,7 +12,7 @@ from torch import Tensor
 
 from treedecode.engines.params import SamplingParams
 from treedecode.testing.statistics import ChiSquared, Tables, chi_squared
-from treedecode.verify.client import Token
+from treedecode.verify.completion import Token
 from treedecode.verify.processed import possible, processed
 from treedecode.verify.settings import LOGPROB_TOLERANCE
 
