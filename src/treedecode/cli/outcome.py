@@ -36,5 +36,5 @@ def check_output(flag: str, output: Path | None, **inputs: Path | str | None) ->
             and os.path.samefile(output, path)
         ):
             raise typer.TyperException(
-                f"{flag} would overwrite the file of --{name}: expected another than {output}"
+                f"{flag} would overwrite the file of --{name.replace('_', '-')}: expected another than {output}"
             )
