@@ -24,9 +24,11 @@ def generate(tiny):
 
 
 @needs_full_device
-@pytest.mark.parametrize("flags", [[], ["--json"]])
+@pytest.mark.parametrize("flags", [[], ["--json"], ["--json", "--max-batch", "200"]])
 @pytest.mark.parametrize("command", ["plan", "generate"])
 def test_a_full_disk_is_one_line(command, flags, generate, monkeypatch, capsys):
+    if command == "generate":
+        flags = flags[:1]
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         assert main([*(PLAN if command == "plan" else [*generate, "ab"]), *flags]) == 2

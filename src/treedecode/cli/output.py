@@ -31,13 +31,11 @@ def drop_output() -> None:
 
 
 def output_fault(error: OSError | UnicodeEncodeError) -> str:
-    """What went wrong, in one line; standard output is named where it is the cause."""
+    """What went wrong, in one line. Errors of files name them; the one that does not is of standard output."""
     if isinstance(error, UnicodeEncodeError):
         odd = ascii(error.object[error.start])
         return f"the output is {error.encoding} and has no {odd}: set PYTHONIOENCODING=utf-8, or use --json"
-    try:
-        sys.stdout.flush()
-    except OSError as found:
-        drop_output()
-        return f"cannot write to standard output: {found.strerror}"
-    return str(error)
+    if error.filename is not None:
+        return str(error)
+    drop_output()
+    return f"cannot write to standard output: {error.strerror}"
