@@ -12,7 +12,7 @@ from torch import Tensor
 from treedecode.drafters.base import NUM_CANDIDATES
 from treedecode.engines.candidates import top_candidates
 from treedecode.engines.sampling import SamplingParams, apply_repetition_penalty, choose
-from treedecode.engines.target import Target
+from treedecode.engines.target import Scorer, Target
 from treedecode.streams import keyed_uniforms
 from treedecode.tree import DraftTree
 
@@ -60,7 +60,7 @@ class Judging:
         return self.log_norm or self.params.penalised or not self.params.greedy
 
     def __call__(
-        self, target: Target, features: Tensor, tree: DraftTree, history: Sequence[int], position: int
+        self, target: Scorer, features: Tensor, tree: DraftTree, history: Sequence[int], position: int
     ) -> Verified:
         """The target's choice and best candidates after every node; the one host synchronisation of a step.
 

@@ -7,12 +7,11 @@ import random
 import pytest
 
 from treedecode.accept import Acceptance
+from treedecode.batch_budget import BatchPlanner
 from treedecode.cost import CostCurve
 from treedecode.guard import Mode
 from treedecode.surface import CostSurface
 from treedecode.tree import DraftTree
-
-pytestmark = pytest.mark.vllm
 
 FLAT = CostCurve([1, 4096], [10.0, 10.001])
 STEEP = CostCurve([1, 4096], [10.0, 40960.0])
@@ -98,8 +97,6 @@ class Engine:
 
 
 def make(cost, max_rows=4096):
-    from treedecode.vllm.planner import BatchPlanner
-
     return BatchPlanner(cost, max_rows)
 
 
