@@ -118,13 +118,6 @@ class StatsBuilder(StepClock):
     step_ms: dict[str, float] = field(default_factory=dict)
     guard_changes: tuple[ModeChange, ...] = ()
 
-    def _trim(self, num_emitted: int) -> None:
-        extra = self.num_emitted - num_emitted
-        if extra > 0 and self.emitted_per_step:
-            self.emitted_per_step[-1] -= extra
-            self.num_accepted -= min(extra, self.num_accepted)
-            self.num_emitted = num_emitted
-
     def end_step(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
         """Books a whole step."""
         for phase, ms in self.step_ms.items():
@@ -136,17 +129,21 @@ class StatsBuilder(StepClock):
         self.num_emitted += num_emitted
 
     def build(self, num_emitted: int) -> GenerationStats:
-        """The finished record, for the ``num_emitted`` tokens that the caller kept (stop strings cut a step short)."""
-        self._trim(num_emitted)
+        """The record for the ``num_emitted`` tokens that the caller took: a stop string cuts the last step short.
+
+        Changes nothing: it may be asked for between steps, too.
+        """
+        extra = max(0, self.num_emitted - num_emitted) if self.emitted_per_step else 0
+        emitted_per_step = self.emitted_per_step[:-1] + [n - extra for n in self.emitted_per_step[-1:]]
         return GenerationStats(
             num_prompt_tokens=self.num_prompt_tokens,
-            num_emitted=self.num_emitted,
+            num_emitted=self.num_emitted - extra,
             num_forward_passes=self.num_prefill_passes + len(self.nodes_per_step),
             num_steps=len(self.nodes_per_step),
             num_drafted=sum(self.nodes_per_step),
-            num_accepted=self.num_accepted,
+            num_accepted=self.num_accepted - min(extra, self.num_accepted),
             nodes_per_step=tuple(self.nodes_per_step),
-            emitted_per_step=tuple(self.emitted_per_step),
+            emitted_per_step=tuple(emitted_per_step),
             prefill_ms=self.prefill_ms,
             decode_ms=self.decode_ms,
             guard_changes=self.guard_changes,
