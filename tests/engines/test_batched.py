@@ -31,8 +31,8 @@ from treedecode.engines.batched import BatchDecoder
 from treedecode.engines.build import build_target
 from treedecode.engines.cache import KVCache
 from treedecode.engines.fused_layer import FusedLayer
+from treedecode.engines.params import SamplingParams
 from treedecode.engines.request import Request
-from treedecode.engines.sampling import SamplingParams
 from treedecode.engines.state import RequestState
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target

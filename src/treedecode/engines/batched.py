@@ -25,6 +25,9 @@ from treedecode.engines.target import Target, plain_reference
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
 
+# Prompts that run at once unless the caller says otherwise. A step of 16 rows takes less than twice the time of one row
+# (benchmarks/results/hf_step.json), and caches grow with every prompt; on a CPU more rows than that cost in proportion.
+DEFAULT_BATCH_SIZE = 16
 # With "auto", drafted nodes that the requests of a step are asked for together, and the least that one is asked for:
 # drafting takes time for every node, and many requests never get many each.
 _ASKED, _LEAST_ASKED = 2 * AUTO_MAX_DRAFTED, 6
@@ -154,10 +157,10 @@ class BatchDecoder:
         clock.end_phase("forward")
         verified = judge_batch(self._target, features, states, trees)
         clock.end_phase("head")
-        walked = [
-            state.advance(tree, said, drafted)
-            for state, tree, said, drafted in zip(states, trees, verified, drafts, strict=True)
-        ]
+        walked = []
+        for index, tree, said, drafted in zip(places, trees, verified, drafts, strict=True):
+            with _named(index):
+                walked.append(self._states[index].advance(tree, said, drafted))
         clock.end_phase("commit")
         accepted: list[Acceptance] = [acceptance for _, acceptance in walked]
         for state, tree, acceptance in zip(states, trees, accepted, strict=True):

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
-from treedecode.engines.batched import BatchDecoder
+from treedecode.engines.batched import DEFAULT_BATCH_SIZE, BatchDecoder
 from treedecode.engines.hf import Chunk, Generation, Stream, stream
 from treedecode.engines.load import LoadedModel
 from treedecode.engines.request import check_count
 
-# Prompts that run at once unless the caller says otherwise. A step of 16 rows takes less than twice the time of one row
-# (benchmarks/results/hf_step.json), and caches grow with every prompt; on a CPU more rows than that cost in proportion.
-DEFAULT_BATCH_SIZE = 16
 # What a prompt can have a value of its own for, as a list.
 _BY_PROMPT = (
     "max_new_tokens",
@@ -22,6 +19,10 @@ _BY_PROMPT = (
     "top_p",
     "min_p",
     "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "min_tokens",
     "seed",
 )
 # What follows one request at a time.
@@ -92,7 +93,7 @@ def stream_batch(
             after the other. None takes 16, or 1 with a trace, an observer, ``dense`` or one drafter object for all,
             which follow one request at a time.
         **options: As for ``treedecode.stream``. ``max_new_tokens``, ``drafter``, ``temperature``, ``top_k``, ``top_p``,
-            ``min_p``, ``repetition_penalty`` and ``seed`` may be lists with one value per prompt.
+            ``min_p``, penalties, ``logit_bias``, ``min_tokens`` and ``seed`` may be lists with one value per prompt.
 
     Raises:
         TypeError, ValueError: As ``treedecode.stream``; every prompt is checked before the first is run. A list of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,22 +11,16 @@ from torch.nn.utils.rnn import pad_sequence
 
 from treedecode.cost import CostCurve
 from treedecode.drafters.base import Drafter
+from treedecode.engines.batched import DEFAULT_BATCH_SIZE, BatchDecoder
 from treedecode.engines.build import build_target
 from treedecode.engines.loop import Decoder
 from treedecode.engines.measure import measure_cost
+from treedecode.engines.params import SamplingParams
+from treedecode.engines.prepared import for_row, split
 from treedecode.engines.request import Request, check_budget, check_prompt, check_stop_ids
-from treedecode.engines.sampling import SamplingParams
 from treedecode.engines.target import Target
 from treedecode.engines.text import TextStream
 
-# What treedecode's own sampling does already; anything else in the list would silently be lost.
-_KNOWN_PROCESSORS = {
-    "TemperatureLogitsWarper",
-    "TopKLogitsWarper",
-    "TopPLogitsWarper",
-    "MinPLogitsWarper",
-    "RepetitionPenaltyLogitsProcessor",
-}
 _KNOWN_CRITERIA = {"MaxLengthCriteria", "EosTokenCriteria", "StopStringCriteria"}
 
 # Where the target of a model is kept: on the model, so that both are freed together.
@@ -46,11 +40,14 @@ def custom_generate(
     streamer: Any = None,
     **model_kwargs: Any,
 ) -> Tensor:
-    """A decoding method for ``transformers`` ``generate``; the rows of a batch run one after the other.
+    """A decoding method for ``transformers`` ``generate``; the rows of a batch share forward passes.
 
-    Greedy and sampled (temperature, top-k, top-p, min-p, repetition penalty; keyed by ``torch.manual_seed``). Every row
-    gives what it gives alone: padding is not part of its history, so the repetition penalty does not fall on the pad
-    token. The model's weights are shared, not packed: ``treedecode.load`` is faster on CPU.
+    Greedy and sampled (keyed by ``torch.manual_seed``), under every logits processor that ``generate`` prepares or is
+    given. Biases, the repetition penalty, bad words, ``min_new_tokens``, temperature, top-k, top-p and min-p are
+    treedecode's own; any other processor is called with the path of every node. Every row gives what it gives alone:
+    for treedecode's own, padding is not part of its history, so the repetition penalty does not fall on the pad token;
+    other processors see it, as they do in ``generate``. The model's weights are shared, not packed: ``treedecode.load``
+    is faster on CPU.
 
     ``generate`` of transformers 5.19 does not hand its ``tokenizer=`` and ``streamer=`` on to a function. Bind them:
     ``custom_generate=functools.partial(treedecode.custom_generate, streamer=streamer)``.
@@ -58,7 +55,7 @@ def custom_generate(
     Args:
         model: The transformers model that ``generate`` was called on.
         input_ids: int64 ``[batch, prompt]``, left-padded where ``attention_mask`` says so.
-        logits_processor: What ``generate`` prepared; only those named above are accepted.
+        logits_processor: What ``generate`` prepared.
         stopping_criteria: What ``generate`` prepared: length, EOS and stop strings are accepted.
         generation_config: The resolved configuration.
         budget: Drafted nodes per step, or "auto".
@@ -72,16 +69,17 @@ def custom_generate(
         int64 ``[batch, prompt + longest output]``, padded with the pad token.
 
     Raises:
-        ValueError: A processor, criterion or decoding mode that trees would not honour; an empty prompt or one longer
-            than the model allows.
+        ValueError: A processor that keeps state, or a criterion or decoding mode that trees would not honour; an empty
+            prompt or one longer than the model allows.
     """
-    _check_supported(logits_processor, stopping_criteria, generation_config)
+    _check_supported(stopping_criteria, generation_config)
     target, cost = _target_of(model)
     stops = check_stop_ids(generation_config.eos_token_id)
     prompts = [
-        check_prompt(prompt, target.vocab_size, target.max_positions)
-        for prompt in _unpadded(input_ids, model_kwargs.get("attention_mask"))
+        (padding, check_prompt(prompt, target.vocab_size, target.max_positions))
+        for padding, prompt in _unpadded(input_ids, model_kwargs.get("attention_mask"))
     ]
+    params, rest = split(list(logits_processor), bool(generation_config.do_sample), input_ids.shape[1], stops)
     max_new_tokens = generation_config.max_length - input_ids.shape[1]
     width = check_budget(budget)
     stop = stop_strings or generation_config.stop_strings
@@ -92,33 +90,65 @@ def custom_generate(
         )
     if streamer is not None:
         streamer.put(input_ids.cpu())  # as generate does with a streamer it knows of
-    outputs = []
-    for prompt in prompts:
-        sampling = _sampling_of(generation_config)
-        request = Request(prompt, max_new_tokens, width, sampling, stops)
-        decoder = Decoder.of(target, request, drafter, cost)
-        outputs.append(_run(decoder, tokenizer, stop, streamer))
+    decoders = []
+    for row, (padding, prompt) in enumerate(prompts):
+        # follows torch.manual_seed, as plain sampling does
+        seed = int(torch.randint(2**63 - 1, (1,)).item()) if generation_config.do_sample else 0
+        processors = tuple(for_row(processor, row) for processor in rest)
+        request = Request(
+            prompt,
+            max_new_tokens,
+            width,
+            SamplingParams(**params, seed=seed),
+            stops,
+            processors=processors,
+            padding=tuple(padding),
+        )
+        decoders.append(Decoder.of(target, request, drafter, cost))
+    outputs = [_Output(tokenizer, stop, streamer) for _ in decoders]
+    # a streamer and a drafter object follow one request at a time
+    together = streamer is None and (isinstance(drafter, str) or width == 0)
+    if together and len(decoders) > 1:
+        _run_together(target, decoders, cost, outputs)
+    else:
+        for decoder, output in zip(decoders, outputs, strict=True):
+            for emission in decoder.run():
+                if output.take(emission.token_ids):
+                    break
     if streamer is not None:
         streamer.end()
     pad = generation_config._pad_token_tensor
-    rows = [torch.tensor(output, dtype=input_ids.dtype, device=input_ids.device) for output in outputs]
+    rows = [torch.tensor(out.token_ids, dtype=input_ids.dtype, device=input_ids.device) for out in outputs]
     tail = pad_sequence(rows, batch_first=True, padding_value=int(pad) if pad is not None else 0)
     return torch.cat([input_ids, tail.to(input_ids.dtype)], dim=1)
 
 
-def _run(decoder: Decoder, tokenizer: Any, stop: str | list[str] | None, streamer: Any) -> list[int]:
-    text = None
-    if stop:
-        text = TextStream(tokenizer, [stop] if isinstance(stop, str) else stop)
-    output: list[int] = []
-    for emission in decoder.run():
-        for token in emission.token_ids:
-            output.append(token)
-            if streamer is not None:
-                streamer.put(torch.tensor([token]))
-            if text is not None and text.push(token):
-                return output
-    return output
+class _Output:
+    """The tokens of one row, up to a stop string."""
+
+    def __init__(self, tokenizer: Any, stop: str | list[str] | None, streamer: Any) -> None:
+        self.token_ids: list[int] = []
+        self._streamer = streamer
+        self._text = TextStream(tokenizer, [stop] if isinstance(stop, str) else stop) if stop else None
+
+    def take(self, token_ids: Sequence[int]) -> bool:
+        """Takes over what a step emitted; True once a stop string is complete."""
+        for token in token_ids:
+            self.token_ids.append(token)
+            if self._streamer is not None:
+                self._streamer.put(torch.tensor([token]))
+            if self._text is not None and self._text.push(token):
+                return True
+        return False
+
+
+def _run_together(
+    target: Target, decoders: Sequence[Decoder], cost: CostCurve, outputs: Sequence[_Output]
+) -> None:
+    batch = BatchDecoder.of(target, [decoder.state for decoder in decoders], cost, DEFAULT_BATCH_SIZE)
+    for index, emission in batch.run():
+        if outputs[index].take(emission.token_ids):
+            batch.end(index)
 
 
 def _target_of(model: Any) -> tuple[Target, CostCurve]:
@@ -137,18 +167,8 @@ def _version(weight: Tensor) -> int:
     return 0 if weight.is_inference() else weight._version
 
 
-def _sampling_of(config: Any) -> SamplingParams:
-    penalty = config.repetition_penalty
-    if not config.do_sample:
-        return SamplingParams(repetition_penalty=penalty)
-    seed = int(torch.randint(2**63 - 1, (1,)).item())  # follows torch.manual_seed, as plain sampling does
-    top_k = config.top_k or None
-    return SamplingParams(config.temperature or 1.0, top_k, config.top_p, config.min_p, penalty, seed)
-
-
-def _check_supported(processors: Iterable[Any], criteria: Iterable[Any], config: Any) -> None:
-    odd = [type(item).__name__ for item in processors if type(item).__name__ not in _KNOWN_PROCESSORS]
-    odd += [type(item).__name__ for item in criteria if type(item).__name__ not in _KNOWN_CRITERIA]
+def _check_supported(criteria: Iterable[Any], config: Any) -> None:
+    odd = [type(item).__name__ for item in criteria if type(item).__name__ not in _KNOWN_CRITERIA]
     if odd:
         raise ValueError(
             f"treedecode.custom_generate does not honour {', '.join(odd)} yet; run generate without the hook"
@@ -164,7 +184,9 @@ def _check_supported(processors: Iterable[Any], criteria: Iterable[Any], config:
         )
 
 
-def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[tuple[list[int], list[int]]]:
+    """Padding and prompt of every row."""
     if attention_mask is None or attention_mask.ndim != 2:
-        return input_ids.tolist()
-    return [row[mask.bool()].tolist() for row, mask in zip(input_ids, attention_mask, strict=True)]
+        return [([], row) for row in input_ids.tolist()]
+    masks = attention_mask.bool()
+    return [(row[~mask].tolist(), row[mask].tolist()) for row, mask in zip(input_ids, masks, strict=True)]

@@ -20,7 +20,7 @@ from treedecode.drafters.base import (
 )
 from treedecode.engines.cache import KVCache
 from treedecode.engines.dense import DenseRows
-from treedecode.engines.judge import Judging, Verified
+from treedecode.engines.judge import Judging, Verified, check_not_stuck
 from treedecode.engines.request import Request
 from treedecode.engines.rows import RowQueue
 from treedecode.engines.stats import StatsBuilder
@@ -93,9 +93,7 @@ class RequestState:
         self._max_new_tokens = room
         self._rows = RowQueue()
         self._dense = DenseRows() if request.dense else None
-        self.judging = Judging.of(
-            target, request.sampling, self.drafter is not None, traced=observer is not None
-        )
+        self.judging = Judging.of(target, request, self.drafter is not None, traced=observer is not None)
 
     @property
     def is_empty(self) -> bool:
@@ -142,6 +140,7 @@ class RequestState:
             cache.length += len(chunk)
             self.stats.num_prefill_passes += 1
         verified = self.judge(tail[-1][-1:], self.root())
+        check_not_stuck(verified, [0])
         self._prompt_features = torch.cat(tail)[-shown:] if shown else None
         token_ids, reason = truncate_at_stop(verified.choices, request.stop_ids, self._max_new_tokens)
         self._token_ids.extend(token_ids)
@@ -220,6 +219,7 @@ class RequestState:
             walked = Acceptance([0], walk.token_ids[:1], 0)  # the next position gets a tree of its own
         token_ids, reason = truncate_at_stop(walked.token_ids, self.request.stop_ids, self._num_left)
         accepted = walked.cut(len(token_ids))
+        check_not_stuck(verified, accepted.path[: len(token_ids)])
         self.cache.commit(accepted.path)
         if self.drafter is not None:
             path = tuple(accepted.path)
