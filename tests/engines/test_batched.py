@@ -203,6 +203,9 @@ def test_rows_that_finish_early_make_room() -> None:
     assert (outputs.token_ids, outputs.reasons) == (expected, reasons)
     assert len(decoder.caches) == 2
     assert len(outputs.pointers) == 1
+    assert not any(
+        state.drafter for state in states if not state.is_empty
+    )  # nothing is kept of what has ended
     assert {id(state.cache) for state in states if not state.is_empty} == {
         id(cache) for cache in decoder.caches
     }
@@ -236,6 +239,17 @@ def test_what_the_caller_ends_takes_no_further_part() -> None:
     expected = solo(target)
     assert got == [expected[0][:5], expected[1], expected[2][:1], expected[3], [], expected[5]]
     assert len(states[0].stats.nodes_per_step) == 4
+
+
+def test_a_request_may_be_ended_while_another_is_looked_at() -> None:
+    target = target_of("llama", "fused")
+    decoder = BatchDecoder(target, make_states(target, RAGGED[:3], budget=0, count=9), 3)
+    outputs: list[list[int]] = [[], [], []]
+    for index, emission in decoder.run():
+        outputs[index] += emission.token_ids
+        if len(outputs[0]) == 4:
+            decoder.end(1)
+    assert outputs == [output[:end] for output, end in zip(solo(target, RAGGED[:3]), (9, 3, 9), strict=True)]
 
 
 def test_one_forward_pass_per_step() -> None:

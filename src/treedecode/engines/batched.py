@@ -62,7 +62,8 @@ class BatchDecoder:
             _check_own_drafters(states)
         self._target, self._states, self._planner = target, list(states), planner
         self._running: list[int] = []
-        self._ended: set[int] = set()
+        self._ended: set[int] = set()  # by the caller
+        self._finished: set[int] = set()  # by themselves
         self._batch_size = min(batch_size, len(states))
         self._clock = StepClock()
         self._caches: list[KVCache] = []
@@ -108,15 +109,13 @@ class BatchDecoder:
         while waiting or self._running:
             while waiting and free:
                 index = waiting.popleft()
-                if index in self._ended:
-                    continue
-                emission = self._start(index, free)
-                yield index, emission
-                self._settle(index, emission, free)
-            if self._running:
-                for index, emission in self._step():
+                if index not in self._ended:
+                    yield index, self._start(index, free)
+                    self._settle(free)
+            for index, emission in self._step() if self._running else ():
+                if index not in self._ended:  # by the caller, since the step
                     yield index, emission
-                    self._settle(index, emission, free)
+            self._settle(free)
 
     def _start(self, index: int, free: deque[KVCache]) -> Emission:
         state = self._states[index]
@@ -129,13 +128,15 @@ class BatchDecoder:
             emission = state.start(cache)
             if emission.finish_reason is None:
                 state.begin_drafting()
+        self._finished.update([index] if emission.finish_reason else [])
         return emission
 
-    def _settle(self, index: int, emission: Emission, free: deque[KVCache]) -> None:
-        """After its tokens were handed out: a request that has ended gives its cache back."""
-        if index in self._running and (emission.finish_reason is not None or index in self._ended):
+    def _settle(self, free: deque[KVCache]) -> None:
+        """Requests that have ended, by themselves or by the caller, give their caches back."""
+        for index in [index for index in self._running if index in self._ended | self._finished]:
             self._running.remove(index)
             free.append(self._states[index].cache)
+            self._states[index].release()
 
     @torch.inference_mode()
     def _step(self) -> list[tuple[int, Emission]]:
@@ -174,7 +175,9 @@ class BatchDecoder:
             )
         for place, state in enumerate(states):
             state.observe(trees[place], verified[place], accepted[place], prefix_lens[place])
-        return [(index, emission) for index, (emission, _) in zip(places, walked, strict=True)]
+        emissions = [(index, emission) for index, (emission, _) in zip(places, walked, strict=True)]
+        self._finished.update(index for index, emission in emissions if emission.finish_reason)
+        return emissions
 
     def _drafted(self, places: Sequence[int], drafts: Sequence[bool]) -> list[DraftTree]:
         width = None if self._planner is None else max(_LEAST_ASKED, _ASKED // len(places))

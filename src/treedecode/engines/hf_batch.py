@@ -11,19 +11,21 @@ from treedecode.engines.load import LoadedModel
 from treedecode.engines.request import check_count
 
 # What a prompt can have a value of its own for, as a list.
-_BY_PROMPT = (
-    "max_new_tokens",
-    "drafter",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "logit_bias",
-    "min_tokens",
-    "seed",
+_BY_PROMPT = frozenset(
+    {
+        "max_new_tokens",
+        "drafter",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+        "logit_bias",
+        "min_tokens",
+        "seed",
+    }
 )
 # What follows one request at a time.
 _ONE_AT_A_TIME = ("trace", "observer", "dense")
@@ -139,9 +141,9 @@ def generate(
 def _of_prompt(options: dict[str, Any], index: int, num_prompts: int) -> dict[str, Any]:
     """The options of one prompt: of those that are lists its own value."""
     own = dict(options)
-    for name in _BY_PROMPT:
-        value = options.get(name)
-        if issubclass(type(value), list | tuple):  # not isinstance: budget 0 does not touch a drafter
+    for name, value in options.items():
+        # not isinstance: budget 0 does not touch a drafter
+        if name in _BY_PROMPT and issubclass(type(value), list | tuple):
             if len(value) != num_prompts:
                 raise ValueError(
                     f"{name} must be one value or one per prompt: expected {num_prompts}, got {len(value)}"

@@ -66,7 +66,7 @@ class RequestState:
 
     Attributes:
         request: As given.
-        drafter: As given; None with ``budget=0``.
+        drafter: As given; None with ``budget=0``, and once the request has been released.
         judging: How its rows are judged.
         stats: What it has cost so far.
         cache: Its keys and values; from ``start`` on.
@@ -234,3 +234,7 @@ class RequestState:
         """Tells the observer of the step just booked in ``stats``."""
         if self._observer is not None:
             self._observer(tree, verified, accepted, prefix_len, self.stats.step_ms)
+
+    def release(self) -> None:
+        """Lets go of what only further steps would need; its cache may serve another request."""
+        self.drafter, self._rows, self._prompt_features = None, RowQueue(), None
