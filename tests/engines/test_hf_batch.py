@@ -89,6 +89,21 @@ def test_options_by_prompt(model: td.LoadedModel) -> None:
         assert same(generation, alone(model, prompt, **options)), place
 
 
+def test_log_probabilities_and_grammars_of_rows(model: td.LoadedModel) -> None:
+    """Rows that need all logits beside those that do not, and a grammar that follows every row's own path."""
+    grammar = "(the|end)( the| end){1,4}"
+    for options in ({"logprobs": 2}, {"grammar": grammar, "logprobs": 1, "temperature": [0, 0.8, 0, 1.2, 0]}):
+        own = [{n: v[i] if isinstance(v, list) else v for n, v in options.items()} for i in range(5)]
+        got = td.generate(model, PROMPTS, batch_size=3, budget=6, **OPTIONS | {"eos_token_id": END} | options)
+        for generation, prompt, single in zip(got, PROMPTS, own, strict=True):
+            expected = alone(model, prompt, eos_token_id=END, **single)
+            assert same(generation, expected)
+            assert generation.logprobs and expected.logprobs
+            for one, other in zip(generation.logprobs, expected.logprobs, strict=True):
+                assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+                assert one.top_ids == other.top_ids
+
+
 def test_stop_strings_end_rows_of_their_own(model: td.LoadedModel) -> None:
     """CASES 26: text and tokens end in the middle of a step, and the slot goes to the next prompt."""
     whole = [alone(model, prompt) for prompt in PROMPTS]

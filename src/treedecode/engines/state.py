@@ -21,6 +21,7 @@ from treedecode.drafters.base import (
 from treedecode.engines.cache import KVCache
 from treedecode.engines.dense import DenseRows
 from treedecode.engines.judge import Judging, Verified, check_not_stuck
+from treedecode.engines.logprobs import TokenLogprobs
 from treedecode.engines.request import Request
 from treedecode.engines.rows import RowQueue
 from treedecode.engines.stats import StatsBuilder
@@ -49,10 +50,11 @@ class StepObserver(Protocol):
 
 @dataclass(frozen=True)
 class Emission:
-    """Tokens of one step, and why generation ends with it (None: it goes on)."""
+    """Tokens of one step, why generation ends with it (None: it goes on), and log probabilities if asked for."""
 
     token_ids: list[int]
     finish_reason: str | None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class RequestState:
@@ -116,6 +118,11 @@ class RequestState:
         return self.cache.length
 
     @property
+    def _num_output(self) -> int:
+        """Tokens after the prompt; also the output position of the next one."""
+        return len(self._token_ids) - len(self.request.prompt_ids)
+
+    @property
     def _num_left(self) -> int:
         return self._max_new_tokens - self.stats.num_emitted
 
@@ -146,7 +153,7 @@ class RequestState:
         self._token_ids.extend(token_ids)
         self.stats.num_emitted = len(token_ids)
         self.stats.prefill_ms = 1e3 * (time.perf_counter() - began)
-        return Emission(token_ids, reason)
+        return Emission(token_ids, reason, verified.logprobs_of([0], token_ids))
 
     @torch.inference_mode()
     def begin_drafting(self) -> None:
@@ -189,7 +196,7 @@ class RequestState:
         )
         tree = check_is_tree(drafter.propose(context), drafter.name).prefix(width).within_depth(max_depth)
         check_draft(tree, self._token_ids[-1], self._target.vocab_size, drafter.name)
-        return tree
+        return self.judging.prune(tree, self._token_ids, self._num_output)
 
     def step_input(self, tree: DraftTree) -> StepInput:
         """The next step as the target sees it."""
@@ -203,8 +210,7 @@ class RequestState:
             tree: Of the step.
             scorer: What scores the rows, if not the model itself.
         """
-        position = len(self._token_ids) - len(self.request.prompt_ids)
-        return self.judging(scorer or self._target, features, tree, self._token_ids, position)
+        return self.judging(scorer or self._target, features, tree, self._token_ids, self._num_output)
 
     def advance(self, tree: DraftTree, verified: Verified, drafted: bool) -> tuple[Emission, Acceptance]:
         """Walks the tree, commits what was accepted and takes the tokens over.
@@ -228,7 +234,7 @@ class RequestState:
             add = self._rows.add if drafted else self._rows.add_plain
             add(rows if self._dense is None else self._dense.shown(rows, walk.path))
         self._token_ids.extend(token_ids)
-        return Emission(token_ids, reason), accepted
+        return Emission(token_ids, reason, verified.logprobs_of(accepted.path, token_ids)), accepted
 
     def observe(self, tree: DraftTree, verified: Verified, accepted: Acceptance, prefix_len: int) -> None:
         """Tells the observer of the step just booked in ``stats``."""
