@@ -125,16 +125,27 @@ class TreeRunnerMixin(_Base):
         )
         output = self.sampler(logits=logits, sampling_metadata=metadata)
         walks = walk_rows(self._drafted, output.sampled_token_ids[:, 0].tolist())
+        # a request that is still in its prompt is sampled, too, and its token thrown away
+        kept = ~self.discard_request_mask.np[: len(walks)]
         for request, walk in enumerate(walks):
-            draws.set_emitted(request, len(walk.token_ids))
+            draws.set_emitted(request, len(walk.token_ids) if kept[request] else 0)
         if self._step is not None:
             self.counts.num_moved_bytes += commit_step(self._step, walks)
             self._step = None
-        # a request that is still in its prompt is sampled, too, and its token thrown away
-        kept = ~self.discard_request_mask.np[: len(walks)]
         self.counts.add_step(list(compress(self._drafted, kept)), list(compress(walks, kept)))
         self._observe(walks, top_ids.numpy(), top_logits.float().numpy())
         return walked_output(output, self._drafted, walks)
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        # The stock method takes back the draw of requests that are still in their prompt, which ends vLLM 0.32's engine
+        # on a CPU: its generators have no offset. Here those draws were never made. Remove when the stock method can.
+        generators = self.input_batch.generators
+        discarded = np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs]).tolist()
+        hidden = {request: generators.pop(request) for request in discarded if request in generators}
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            generators.update(hidden)
 
     def _observe(self, walks: list[Acceptance], top_ids: np.ndarray, top_logits: np.ndarray) -> None:
         rows, first = {}, 0
