@@ -13,7 +13,7 @@ from tests.vllm.parallel import GROUPS_RUN
 from tests.vllm.running import from_plain
 from tests.vllm.test_engine import assert_same
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.real_model]
 
 
 def test_two_ranks_walk_alike_and_answer_as_stock_vllm(model_dir, reference, tmp_path):
