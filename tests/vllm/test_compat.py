@@ -85,7 +85,9 @@ def test_a_supported_configuration_passes():
         ("reasoning_config", object(), "thinking budgets", "--reasoning-config"),
         ("speculative_config__rejection_sample_method", "synthetic", "synthetic", "rejection_sample_method"),
         ("speculative_config__num_speculative_tokens", 200, "budget must be at most 128", "200"),
-        ("speculative_config__method", "ngram", "--speculative-config", "custom_class"),
+        ("speculative_config__method", "ngram", "method 'ngram'", "--drafter prompt-lookup"),
+        ("speculative_config__method", "dspark", "method 'dspark'", "use method eagle3 or mtp"),
+        ("speculative_config__model", "a.b", "--speculative-config", "custom_class"),
         ("speculative_config", None, "--speculative-config", "custom_class"),
         ("additional_config", {"treedecode": {"drafter": "none"}}, "drafter must be one of", "none"),
     ],
@@ -94,6 +96,62 @@ def test_refusals_name_the_flag_that_fixes_them(change, value, what, fix):
     with pytest.raises(ValueError, match=r"trees|budget|drafter|--worker-cls") as refusal:
         compat.check_config(config(**{change: value}))
     assert what in str(refusal.value) and fix in str(refusal.value)
+
+
+def spine_config(**changes):
+    given = {
+        "method": "draft_model",
+        "model": "some/model",
+        "num_speculative_tokens": 8,
+        "rejection_sample_method": "standard",
+        "use_local_argmax_reduction": False,
+        "draft_sample_method": "greedy",
+        "parallel_drafting": False,
+        "disable_padded_drafter_batch": False,
+        "num_speculative_tokens_per_batch_size": None,
+        "draft_model_config": SimpleNamespace(
+            hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]),
+            hf_text_config=SimpleNamespace(layer_types=["full_attention"] * 2),
+        ),
+    }
+    return config(
+        speculative_config=SimpleNamespace(**{**given, **changes}),
+        scheduler_config=SimpleNamespace(async_scheduling=False, disable_hybrid_kv_cache_manager=False),
+    )
+
+
+def test_a_drafter_of_vllm_passes():
+    compat.check_config(spine_config())
+
+
+def draft_model_of(architecture="LlamaForCausalLM", layer_types=("full_attention",)):
+    return SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=[architecture]),
+        hf_text_config=SimpleNamespace(layer_types=list(layer_types)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "fix"),
+    [
+        ("use_local_argmax_reduction", True, 'leave "use_local_argmax_reduction" out'),
+        ("draft_sample_method", "probabilistic", 'leave "draft_sample_method" out'),
+        ("parallel_drafting", True, 'leave "parallel_drafting" out'),
+        ("disable_padded_drafter_batch", True, 'leave "disable_padded_drafter_batch" out'),
+        ("num_speculative_tokens_per_batch_size", [(1, 8, 4)], "num_speculative_tokens_per_batch_size"),
+        ("draft_model_config", draft_model_of("Gemma4MTPModel"), "--drafter merged"),
+        ("draft_model_config", draft_model_of("Step3p5MTP"), "--drafter merged"),
+        (
+            "draft_model_config",
+            draft_model_of(layer_types=("sliding_attention", "full_attention")),
+            "--disable-hybrid-kv-cache-manager",
+        ),
+    ],
+)
+def test_settings_under_which_a_drafter_shows_no_candidates_are_refused(change, value, fix):
+    with pytest.raises(ValueError, match="trees do not support") as refusal:
+        compat.check_config(spine_config(**{change: value}))
+    assert fix in str(refusal.value)
 
 
 def test_gpus_are_refused(monkeypatch):

@@ -28,11 +28,42 @@ def test_arguments_of_an_engine():
         ({"drafter": "nothing"}, ValueError, "drafter must be one of merged, .* got 'nothing'"),
         ({"drafter": 3}, TypeError, "drafter must be a name"),
         ({"max_depth": 0}, ValueError, "max_depth must be at least 1, got 0"),
+        ({"width": 0}, ValueError, "width must be at least 1, got 0"),
     ],
 )
 def test_bad_values_are_named(arguments, error, message):
     with pytest.raises(error, match=message):
         engine_args(**arguments)
+
+
+def test_a_drafter_of_vllm_takes_the_place_of_ours():
+    given = {"method": "draft_model", "model": "some/model", "num_speculative_tokens": 9}
+    arguments = engine_args(speculative_config=given, width=2)
+    assert arguments["speculative_config"] == given and arguments["async_scheduling"] is False
+    assert TreeOptions.of(arguments["additional_config"]).width == 2
+    assert engine_args(0, speculative_config=given) == {}
+
+
+@pytest.mark.parametrize(("method", "drafter"), [("ngram", "prompt-lookup"), ("suffix", "suffix")])
+def test_methods_that_match_text_run_as_our_drafters(method, drafter):
+    arguments = engine_args(speculative_config={"method": method, "num_speculative_tokens": 7})
+    assert arguments == engine_args(7, drafter=drafter)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": "some/model"}, '"method" of --speculative-config must be one of draft_model, .* got None'),
+        ({"method": "eagle4"}, "must be one of draft_model, eagle, .* got 'eagle4'"),
+        ({"method": "dflash"}, "do not support the speculative method 'dflash': .* use method eagle3"),
+        ({"method": "ngram_gpu"}, "--drafter prompt-lookup"),
+        ({"method": "ngram", "prompt_lookup_max": 4}, "leave prompt_lookup_max out"),
+        ({"method": "mtp", "num_speculative_tokens": 129}, "budget must be at most 128"),
+    ],
+)
+def test_bad_speculative_configs_are_named(given, message):
+    with pytest.raises(ValueError, match=message):
+        engine_args(speculative_config=given)
 
 
 @pytest.mark.parametrize("given", [{"treedecode": {"bugdet": 3}}, {"treedecode": "merged"}])

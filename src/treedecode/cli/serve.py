@@ -13,7 +13,7 @@ import typer
 from treedecode.cli.outcome import bad_input
 from treedecode.vllm.command import serve_command
 from treedecode.vllm.compat import check_version
-from treedecode.vllm.config import DEFAULT_BUDGET
+from treedecode.vllm.config import DEFAULT_BUDGET, DEFAULT_WIDTH
 
 
 def serve(
@@ -26,12 +26,15 @@ def serve(
         str, typer.Option(help="merged, recycling, suffix, prompt-lookup, or package.module:factory.")
     ] = "merged",
     max_depth: Annotated[int, typer.Option(help="Deepest drafted node.")] = 32,
+    width: Annotated[
+        int, typer.Option(help="With --speculative-config: candidates per position of vLLM's own drafter.")
+    ] = DEFAULT_WIDTH,
     show: Annotated[bool, typer.Option("--show", help="Print the command instead of running it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --show: as a JSON object.")] = False,
 ) -> None:
     """Serves MODEL with vLLM's OpenAI-compatible server, trees on. Every other flag is passed on to vllm serve."""
     with bad_input():
-        command = serve_command(model, context.args, budget, drafter, max_depth)
+        command = serve_command(model, context.args, budget, drafter, max_depth, width)
         if not show:
             check_version()
     if show:

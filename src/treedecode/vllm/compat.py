@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from treedecode.vllm.config import PROPOSER, WORKER, TreeOptions, check_budget
+from treedecode.vllm.drafters.methods import SPINE_METHODS, check_method, check_spine_settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -21,6 +22,19 @@ _SIGNATURES = {
         "_prepare_inputs": ["self", "scheduler_output", "num_scheduled_tokens"],
         "_sample": ["self", "logits", "spec_decode_metadata"],
         "_input_fits_in_drafter": ["self", "common_attn_metadata"],
+        "sample_tokens": ["self", "grammar_output"],
+    },
+    "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer": {
+        "_greedy_sample": ["self", "hidden_states"],
+    },
+    "vllm.v1.spec_decode.medusa.MedusaProposer": {
+        "propose": [
+            "self",
+            "num_speculative_tokens",
+            "target_hidden_states",
+            "sampling_metadata",
+            "slot_mappings",
+        ],
     },
     "vllm.v1.attention.backends.cpu_attn.CPUAttentionMetadataBuilder": {
         "build": ["self", "common_prefix_len", "common_attn_metadata", "fast_build"],
@@ -104,14 +118,18 @@ def check_config(config: VllmConfig) -> None:
         ValueError: the first such combination.
     """
     speculative = config.speculative_config
-    if speculative is None or speculative.method != "custom_class" or speculative.model != PROPOSER:
+    custom = speculative is not None and speculative.method == "custom_class"
+    if speculative is None or (custom and speculative.model != PROPOSER):
         given = None if speculative is None else f"method {speculative.method!r}, model {speculative.model!r}"
         raise ValueError(
             f"--worker-cls {WORKER} needs --speculative-config "
-            f'\'{{"method": "custom_class", "model": "{PROPOSER}", "num_speculative_tokens": 12}}\', got {given}; '
-            "for plain decoding leave both out"
+            f'\'{{"method": "custom_class", "model": "{PROPOSER}", "num_speculative_tokens": 12}}\', or one of the '
+            f"methods {', '.join(SPINE_METHODS)}; got {given}; for plain decoding leave both out"
         )
     check_budget(speculative.num_speculative_tokens)
+    if not custom:
+        check_method(speculative.method)
+        check_spine_settings(speculative, not config.scheduler_config.disable_hybrid_kv_cache_manager)
     TreeOptions.of(config.additional_config).drafter_factory()
     for found, what, fix in _refusals(config):
         if found:

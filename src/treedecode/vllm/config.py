@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from treedecode.drafters import DRAFTERS, make_drafter
 from treedecode.drafters.base import Drafter
 from treedecode.topology import count
+from treedecode.vllm.drafters.methods import check_method, own_drafter
 
 WORKER = "treedecode.vllm.worker.TreeCPUWorker"
 PROPOSER = "treedecode.vllm.proposer.TreeProposer"
 # vLLM's own limit on drafts per request and step.
 MAX_BUDGET = 128
 DEFAULT_BUDGET = 12
+DEFAULT_WIDTH = 3
 # Key in vLLM's additional_config.
 CONFIG_KEY = "treedecode"
 
@@ -28,6 +30,7 @@ class TreeOptions:
         drafter: a name of ``treedecode.drafters.DRAFTERS``, or ``"package.module:factory"``, where ``factory()`` gives
             a fresh ``Drafter`` for every request.
         max_depth: deepest drafted node.
+        width: candidates per position of a spine that one of vLLM's own drafters drafts; 1 is a chain.
 
     Raises:
         TypeError, ValueError: a value that cannot be meant.
@@ -35,6 +38,7 @@ class TreeOptions:
 
     drafter: str = "merged"
     max_depth: int = 32
+    width: int = DEFAULT_WIDTH
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafter, str):
@@ -45,6 +49,7 @@ class TreeOptions:
                 f"got {self.drafter!r}"
             )
         count(self.max_depth, "max_depth", minimum=1)
+        count(self.width, "width", minimum=1)
 
     @classmethod
     def of(cls, additional_config: object) -> TreeOptions:
@@ -93,26 +98,44 @@ def check_budget(budget: int) -> int:
     return budget
 
 
-def engine_args(budget: int = DEFAULT_BUDGET, drafter: str = "merged", max_depth: int = 32) -> dict[str, Any]:
+def engine_args(
+    budget: int = DEFAULT_BUDGET,
+    drafter: str = "merged",
+    max_depth: int = 32,
+    width: int = DEFAULT_WIDTH,
+    speculative_config: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Arguments that turn trees on in vLLM: ``LLM(model, **engine_args())``.
 
     Args:
         budget: most drafted nodes per request and step; 0 gives no argument at all: stock plain decoding.
         drafter: as ``TreeOptions``.
         max_depth: as ``TreeOptions``.
+        width: as ``TreeOptions``.
+        speculative_config: vLLM's, with the method and model of a drafter of vLLM's to draft the trees' spines in place
+            of ``drafter``. Its ``num_speculative_tokens``, if given, counts drafted nodes and takes the place of
+            ``budget``. Methods ``ngram`` and ``suffix`` stand for treedecode's own drafters.
 
     Raises:
         TypeError, ValueError: a value that cannot be meant.
     """
-    options = TreeOptions(drafter, max_depth)
+    options = TreeOptions(drafter, max_depth, width)
     if check_budget(budget) == 0:
         return {}
-    return {
-        "worker_cls": WORKER,
-        "speculative_config": {
-            "method": "custom_class",
-            "model": PROPOSER,
-            "num_speculative_tokens": budget,
-        },
-        "additional_config": {CONFIG_KEY: asdict(options)},
-    }
+    given = {"num_speculative_tokens": budget, **(speculative_config or {})}
+    check_budget(given["num_speculative_tokens"])
+    if speculative_config is not None and (matcher := own_drafter(speculative_config)) is None:
+        check_method(given.get("method"))
+        # vLLM turns it on by itself for these methods
+        chosen: dict[str, Any] = {"speculative_config": given, "async_scheduling": False}
+    else:
+        options = options if speculative_config is None else replace(options, drafter=matcher)
+        nodes = given["num_speculative_tokens"]
+        chosen = {
+            "speculative_config": {
+                "method": "custom_class",
+                "model": PROPOSER,
+                "num_speculative_tokens": nodes,
+            }
+        }
+    return {"worker_cls": WORKER, **chosen, "additional_config": {CONFIG_KEY: asdict(options)}}

@@ -6,15 +6,17 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from treedecode.accept import Acceptance
 from treedecode.drafters.base import NUM_CANDIDATES, VerifiedRows
 from treedecode.engines.candidates import top_candidates
 from treedecode.tree import DraftTree
+from treedecode.vllm.config import TreeOptions
 from treedecode.vllm.counts import TreeCounts
-from treedecode.vllm.proposer import RequestLimits, TreeProposer
+from treedecode.vllm.drafters.grow import grow_trees
+from treedecode.vllm.drafters.source import TreeSource
+from treedecode.vllm.proposer import RequestLimits
 from treedecode.vllm.sampling import RequestRows, expand_metadata
 from treedecode.vllm.step import StepTrees, TreeRows
 from treedecode.vllm.walk import walk_rows, walked_output
@@ -27,7 +29,7 @@ else:
 
 
 class TreeRunnerMixin(_Base):
-    """To stand before a V1 runner in a class's bases; ``start_trees`` must be called once.
+    """To stand before a V1 runner in a class's bases; ``start_trees`` must be called once, before models are loaded.
 
     A step goes: ``_prepare_inputs`` recognises the trees among the scheduled drafts and sets positions by depth,
     ``_build_attention_metadata`` hands the trees to the attention, ``_sample`` walks and moves the accepted K/V, and
@@ -39,10 +41,12 @@ class TreeRunnerMixin(_Base):
         self._drafted: list[DraftTree] = []
         self._first_rows: list[int] = []
         self._step: StepTrees | None = None
+        self._target_rows: list[Tensor] = []
         self.counts = TreeCounts()
+        grow_trees(self.drafter, TreeOptions.of(self.vllm_config.additional_config))
 
     @property
-    def _proposer(self) -> TreeProposer:
+    def _proposer(self) -> TreeSource:
         drafter: Any = self.drafter
         return drafter
 
@@ -66,10 +70,13 @@ class TreeRunnerMixin(_Base):
         if self._step is not None:
             # Slots were counted from the stock positions and stay in node order.
             shift = self._step.position_shift()
-            self.positions[self._step.rows] += shift
-            if self.uses_mrope:
-                self.mrope_positions.gpu[:, self._step.rows] += shift
+            self._shift_positions(self._step, shift)
         return inputs
+
+    def _shift_positions(self, step: StepTrees, shift: Tensor) -> None:
+        self.positions[step.rows] += shift
+        if self.uses_mrope:
+            self.mrope_positions.gpu[:, step.rows] += shift
 
     def _read_drafts(self, scheduled: dict[str, list[int]]) -> None:
         """Recognise each request's tree in the tokens that were scheduled, which may be a prefix of those proposed."""
@@ -111,6 +118,13 @@ class TreeRunnerMixin(_Base):
                 builder: Any = group.get_metadata_builder(0)
                 builder.step = step
 
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        state = self.execute_model_state
+        if state is not None and self._proposer.reads_target:
+            self._target_rows = [state.hidden_states, *(state.aux_hidden_states or ())]
+            self._sampled_rows = state.sample_hidden_states
+        return super().sample_tokens(grammar_output)
+
     def _sample(self, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
         if logits is None or spec_decode_metadata is None:
             return super()._sample(logits, spec_decode_metadata)
@@ -131,10 +145,20 @@ class TreeRunnerMixin(_Base):
             draws.set_emitted(request, len(walk.token_ids) if kept[request] else 0)
         if self._step is not None:
             self.counts.num_moved_bytes += commit_step(self._step, walks)
+            if self._proposer.reads_target:
+                self._stand_in_path_order(self._step, walks, spec_decode_metadata.logits_indices)
             self._step = None
         self.counts.add_step(list(compress(self._drafted, kept)), list(compress(walks, kept)))
         self._observe(walks, top_ids.numpy(), top_logits.float().numpy())
         return walked_output(output, self._drafted, walks)
+
+    def _stand_in_path_order(self, step: StepTrees, walks: list[Acceptance], logits_indices: Tensor) -> None:
+        """Make the step's rows those of the accepted paths, as if chains had been verified: a drafter reads them so."""
+        self._shift_positions(step, -step.position_shift())
+        source, target = (step.rows[places] for places in step.accepted_moves(walks))
+        for rows in (self.input_ids.gpu, *self._target_rows):
+            rows[target] = rows[source]
+        self._sampled_rows.copy_(self._target_rows[0][logits_indices])
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         # The stock method takes back the draw of requests that are still in their prompt, which ends vLLM 0.32's engine
@@ -163,6 +187,7 @@ class TreeRunnerMixin(_Base):
 
     def propose_draft_token_ids(self, *args: Any, **kwargs: Any) -> Any:
         limits = []
+        sampled = args[1] if len(args) > 1 else kwargs["sampled_token_ids"]
         for request, request_id in enumerate(self.input_batch.req_ids):
             params = self._params(request_id)
             num_tokens = int(self.input_batch.num_tokens_no_spec[request])
@@ -170,13 +195,16 @@ class TreeRunnerMixin(_Base):
             room = self.max_model_len - num_tokens
             if params.max_tokens is not None:
                 room = min(room, prompt_len + params.max_tokens - num_tokens)
+            last = sampled[request][-1] if isinstance(sampled, list) and sampled[request] else -1
             limits.append(
-                RequestLimits(request_id, prompt_len, room - 1, chain=params.structured_outputs is not None)
+                RequestLimits(request_id, prompt_len, room - 1, params.structured_outputs is not None, last)
             )
         self._proposer.prepare(limits)
         return super().propose_draft_token_ids(*args, **kwargs)
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
+        if self._proposer.reads_target:
+            return super()._input_fits_in_drafter(common_attn_metadata)
         # The stock rule stops drafting for the whole batch as soon as one request is within a budget of its end; these
         # drafters have no model with a limit of its own, and each request's room is in its limits.
         return common_attn_metadata is not None
@@ -190,16 +218,10 @@ def commit_step(step: StepTrees, walks: list[Acceptance]) -> int:
     Returns:
         How many bytes were moved.
     """
-    sources, slots, offset = [], [], 0
-    for rows in step.trees:
-        for place, node in enumerate(walks[rows.request].path):
-            if node != place:
-                sources.append(offset + node)
-                slots.append(rows.first_row + place)
-        offset += rows.tree.num_nodes
-    if not sources:
+    source, target = step.accepted_moves(walks)
+    if not len(source):
         return 0
-    source, slot = torch.tensor(sources), torch.tensor(slots)
+    slot = step.rows[target]
     num_bytes = 0
     for stash in step.stash.values():
         key, value = stash.key[source], stash.value[source]

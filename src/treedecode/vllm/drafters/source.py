@@ -1,0 +1,39 @@
+"""What the runner asks of whatever proposes trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from treedecode.drafters.base import VerifiedRows
+from treedecode.tree import DraftTree
+
+if TYPE_CHECKING:
+    from treedecode.vllm.proposer import RequestLimits
+
+
+class TreeSource(Protocol):
+    """A proposer of trees.
+
+    Attributes:
+        proposed: the trees of the last proposal by request id, until their step has been scheduled.
+        num_failed: drafts that failed.
+        reads_target: it has a model that reads the target's rows, which must then stand in path order; and it wants
+            none of what ``observe`` tells.
+    """
+
+    proposed: dict[str, DraftTree]
+    num_failed: int
+    reads_target: bool
+
+    def prepare(self, limits: Sequence[RequestLimits]) -> None:
+        """Say what the next proposal must keep to, in batch order."""
+        ...
+
+    def observe(self, rows: Mapping[str, VerifiedRows]) -> None:
+        """Hear what the target said, by request."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        ...
