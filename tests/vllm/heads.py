@@ -29,6 +29,7 @@ ENGINE: dict[str, Any] = {
     "max_num_seqs": 8,
     # smaller than the longest prompts: chunked prefill beside decoding
     "max_num_batched_tokens": 96,
+    "kv_cache_memory_bytes": 1 << 26,
     "seed": 0,
 }
 

@@ -42,16 +42,18 @@ def test_spines_are_the_chains_that_stock_vllm_drafts(runs, method):
     )
     common = chains.keys() & trees.keys()
     assert len(common) > 25
-    differing = [place for place in common if chains[place][:DEPTH] != trees[place][: len(chains[place])]]
-    assert not differing, {place: (chains[place], trees[place]) for place in differing[:5]}
+    # trees end where the request does
+    pairs = {place: list(zip(chains[place], trees[place], strict=False)) for place in common}
+    assert not {place: pair for place, pair in pairs.items() if any(mine != stock for stock, mine in pair)}
+    assert sum(map(len, pairs.values())) > 0.8 * DEPTH * len(common)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_runners_up_are_accepted(runs, method):
     counts = runs[method]["trees"]["counts"]
     by_rank = {int(rank): number for rank, number in counts["accepted_by_rank"].items()}
-    if method == "draft_model":  # the target itself: its first candidate is always right
-        assert set(by_rank) == {0}
+    if method == "draft_model":  # the target itself: only penalties and sampling make it wrong
+        assert by_rank[0] > 0.9 * counts["num_accepted"] > 0.6 * counts["num_emitted"]
     else:
         assert by_rank[1] > 0 and counts["num_moved_bytes"] > 0 and max(by_rank) < WIDTH
     assert counts["num_emitted"] == counts["num_accepted"] + counts["num_request_steps"]

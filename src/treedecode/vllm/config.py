@@ -124,18 +124,14 @@ def engine_args(
         return {}
     given = {"num_speculative_tokens": budget, **(speculative_config or {})}
     check_budget(given["num_speculative_tokens"])
-    if speculative_config is not None and (matcher := own_drafter(speculative_config)) is None:
+    matcher = own_drafter(speculative_config) if speculative_config else None
+    if speculative_config is not None and matcher is None:
         check_method(given.get("method"))
         # vLLM turns it on by itself for these methods
         chosen: dict[str, Any] = {"speculative_config": given, "async_scheduling": False}
     else:
-        options = options if speculative_config is None else replace(options, drafter=matcher)
+        options = replace(options, drafter=matcher) if matcher else options
         nodes = given["num_speculative_tokens"]
-        chosen = {
-            "speculative_config": {
-                "method": "custom_class",
-                "model": PROPOSER,
-                "num_speculative_tokens": nodes,
-            }
-        }
+        own = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": nodes}
+        chosen = {"speculative_config": own}
     return {"worker_cls": WORKER, **chosen, "additional_config": {CONFIG_KEY: asdict(options)}}

@@ -41,7 +41,7 @@ class TreeRunnerMixin(_Base):
         self._drafted: list[DraftTree] = []
         self._first_rows: list[int] = []
         self._step: StepTrees | None = None
-        self._target_rows: list[Tensor] = []
+        self._moves: tuple[StepTrees, list[Acceptance]] | None = None
         self.counts = TreeCounts()
         grow_trees(self.drafter, TreeOptions.of(self.vllm_config.additional_config))
 
@@ -67,6 +67,7 @@ class TreeRunnerMixin(_Base):
             if not tree.shape.is_chain
         ]
         self._step = StepTrees.of(trees, num_rows) if trees else None
+        self._moves = None  # of a step after which nothing was drafted
         if self._step is not None:
             # Slots were counted from the stock positions and stay in node order.
             shift = self._step.position_shift()
@@ -118,13 +119,6 @@ class TreeRunnerMixin(_Base):
                 builder: Any = group.get_metadata_builder(0)
                 builder.step = step
 
-    def sample_tokens(self, grammar_output: Any) -> Any:
-        state = self.execute_model_state
-        if state is not None and self._proposer.reads_target:
-            self._target_rows = [state.hidden_states, *(state.aux_hidden_states or ())]
-            self._sampled_rows = state.sample_hidden_states
-        return super().sample_tokens(grammar_output)
-
     def _sample(self, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
         if logits is None or spec_decode_metadata is None:
             return super()._sample(logits, spec_decode_metadata)
@@ -145,20 +139,21 @@ class TreeRunnerMixin(_Base):
             draws.set_emitted(request, len(walk.token_ids) if kept[request] else 0)
         if self._step is not None:
             self.counts.num_moved_bytes += commit_step(self._step, walks)
-            if self._proposer.reads_target:
-                self._stand_in_path_order(self._step, walks, spec_decode_metadata.logits_indices)
+            self._moves = self._step, walks
             self._step = None
         self.counts.add_step(list(compress(self._drafted, kept)), list(compress(walks, kept)))
         self._observe(walks, top_ids.numpy(), top_logits.float().numpy())
         return walked_output(output, self._drafted, walks)
 
-    def _stand_in_path_order(self, step: StepTrees, walks: list[Acceptance], logits_indices: Tensor) -> None:
+    def _stand_in_path_order(self, target_rows: list[Tensor]) -> None:
         """Make the step's rows those of the accepted paths, as if chains had been verified: a drafter reads them so."""
+        if self._moves is None:
+            return
+        step, walks = self._moves
         self._shift_positions(step, -step.position_shift())
         source, target = (step.rows[places] for places in step.accepted_moves(walks))
-        for rows in (self.input_ids.gpu, *self._target_rows):
+        for rows in (self.input_ids.gpu, *target_rows):
             rows[target] = rows[source]
-        self._sampled_rows.copy_(self._target_rows[0][logits_indices])
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         # The stock method takes back the draw of requests that are still in their prompt, which ends vLLM 0.32's engine
@@ -185,9 +180,38 @@ class TreeRunnerMixin(_Base):
             first = end
         self._proposer.observe(rows)
 
-    def propose_draft_token_ids(self, *args: Any, **kwargs: Any) -> Any:
+    def propose_draft_token_ids(
+        self,
+        scheduler_output: Any,
+        sampled_token_ids: Any,
+        sampling_metadata: Any,
+        hidden_states: Tensor,
+        sample_hidden_states: Tensor,
+        aux_hidden_states: list[Tensor] | None,
+        spec_decode_metadata: Any,
+        common_attn_metadata: Any,
+        slot_mappings: Any,
+    ) -> Any:
+        if self._proposer.reads_target:
+            self._stand_in_path_order([hidden_states, *(aux_hidden_states or ())])
+            if spec_decode_metadata is not None:
+                sample_hidden_states = hidden_states[spec_decode_metadata.logits_indices]
+        self._moves = None
+        self._proposer.prepare(self._request_limits(sampled_token_ids))
+        return super().propose_draft_token_ids(
+            scheduler_output,
+            sampled_token_ids,
+            sampling_metadata,
+            hidden_states,
+            sample_hidden_states,
+            aux_hidden_states,
+            spec_decode_metadata,
+            common_attn_metadata,
+            slot_mappings,
+        )
+
+    def _request_limits(self, sampled: Any) -> list[RequestLimits]:
         limits = []
-        sampled = args[1] if len(args) > 1 else kwargs["sampled_token_ids"]
         for request, request_id in enumerate(self.input_batch.req_ids):
             params = self._params(request_id)
             num_tokens = int(self.input_batch.num_tokens_no_spec[request])
@@ -199,8 +223,7 @@ class TreeRunnerMixin(_Base):
             limits.append(
                 RequestLimits(request_id, prompt_len, room - 1, params.structured_outputs is not None, last)
             )
-        self._proposer.prepare(limits)
-        return super().propose_draft_token_ids(*args, **kwargs)
+        return limits
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
         if self._proposer.reads_target:

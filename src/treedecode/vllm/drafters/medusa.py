@@ -33,6 +33,7 @@ class MedusaTrees(SpineTrees, _Base):
     ) -> Any:
         """vLLM's call; returns every request's drafted tokens."""
         # not the stock method, whose argmax would drop the runners-up that the same logits name
-        for logits in self.model.compute_logits(self.model(target_hidden_states)):
+        model: Any = self.model
+        for logits in model.compute_logits(model(target_hidden_states)):
             self.keep(logits)
         return self.grow([limits.last_token for limits in self._limits], num_speculative_tokens)

@@ -19,7 +19,8 @@ class ModelTrees(SpineTrees, _Base):
 
     def _greedy_sample(self, hidden_states: Tensor) -> Tensor:
         # not the stock method, whose argmax would drop the runners-up that the same logits name
-        logits = self.model.compute_logits(hidden_states)
+        model: Any = self.model
+        logits = model.compute_logits(hidden_states)
         if self.vocab_mapping is None:
             return self.keep(logits)[:, 0]
         ids = self.keep(self.vocab_mapping.constrain_draft_logits(logits))
