@@ -287,7 +287,7 @@ def test_every_floating_dtype_is_read(dtype):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"method": "traversal"}, ValueError, "method must be 'one_draw', got 'traversal'"),
+        ({"method": "rejection"}, ValueError, "method must be one of .*, got 'rejection'"),
         ({"target_probs": STAR_PROBS[:3]}, ValueError, r"N = 4 nodes, got \(3, 4\)"),
         ({"target_probs": STAR_PROBS[0]}, ValueError, r"got \(4,\)"),
         ({"target_probs": [[]] * 4}, ValueError, r"got \(4, 0\)"),

@@ -10,16 +10,28 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from treedecode.accept_batch import BatchAcceptance, walk_batch
+from treedecode.accept_inputs import METHODS, check_drawn, check_vocabulary, distributions, draws
 from treedecode.topology import count, int_tuple
 from treedecode.tree import DraftTree
 
 if TYPE_CHECKING:
     import torch
+
+__all__ = [
+    "Acceptance",
+    "BatchAcceptance",
+    "accept_greedy",
+    "accept_sampled",
+    "truncate_at_stop",
+    "walk_batch",
+]
 
 
 @dataclass(frozen=True)
@@ -84,45 +96,66 @@ def accept_sampled(
 ) -> Acceptance:
     """Walk ``tree`` along tokens drawn from the target's distribution.
 
-    ``"one_draw"`` draws one token per visited node by inverse CDF (the first token whose cumulative
-    probability exceeds the uniform) and follows the child that matches. The draw does not depend on the
-    drafts, so the emitted tokens have the target's distribution whatever was drafted, and the same uniforms
-    emit the same tokens with any tree.
+    ``"one_draw"``, for deterministic drafts, draws one token per visited node by inverse CDF (the first token
+    whose cumulative probability exceeds the uniform) and follows the child that matches. The draw does not depend
+    on the drafts, so the emitted tokens have the target's distribution whatever was drafted, and the same
+    uniforms emit the same tokens with any tree.
+
+    The other methods are for siblings drawn from ``draft_probs``, and emit the target's distribution over those
+    draws. They need a tree in draw order (``DraftTree.sampled``) whose shape does not depend on the drawn tokens:
+
+    - ``"with_replacement"``: recursive rejection over siblings that were drawn independently (SpecInfer,
+      arXiv:2305.09781, Algorithm 2).
+    - ``"without_replacement"``: the same where every sibling was drawn from what its elder siblings left (RSD,
+      arXiv:2402.14160; Sequoia, arXiv:2402.12374).
+    - ``"traversal"``: from the leaves up, whole paths at once; siblings drawn without replacement (traversal
+      verification, arXiv:2505.12398). On a chain it accepts as many tokens in expectation as any exact method can
+      (block verification, arXiv:2403.10444, Algorithm 2 and its optimality theorem). On a tree it mostly accepts
+      more than ``"without_replacement"``, but not on every one: below the root, a leaf that stands before a sibling
+      with a subtree is accepted more often at the cost of what is below the sibling (docs/exactness.md).
+      ``"traversal_with_replacement"`` is the same for independent siblings.
 
     Args:
         tree: the verified tree.
-        target_probs: ``[N, V]``, the processed distribution after each node.
-        draft_probs: ``[N, V]``, row i = the distribution node i's children were drawn from; ``None`` for
-            deterministic drafts. Checked, and of no influence on ``"one_draw"``.
-        method: ``"one_draw"``.
-        uniforms: numbers in [0, 1), the k-th for the k-th emitted token; at most ``max_depth + 1`` are used.
+        target_probs: ``[N, V]``, the processed distribution after each node. Not modified.
+        draft_probs: ``[N, V]``, row i = the distribution node i's children were drawn from (the rows of leaves
+            are not used); ``None`` for deterministic drafts. Checked, and of no influence on ``"one_draw"``. Not
+            modified.
+        method: one of the five above.
+        uniforms: numbers in [0, 1), the k-th for the k-th decision. ``"one_draw"`` uses one per emitted token; the
+            others one per sibling tested (in draw order; ``"traversal"`` tests children before their parent) and
+            one for the last token: at most ``num_nodes``.
         generator: numpy or torch generator to draw from if no uniforms are given; torch's default one if
-            neither is.
+            neither is. All methods but ``"one_draw"`` take ``num_nodes`` numbers from it, used or not.
 
     Raises:
         TypeError: probabilities that are not numbers, or a generator of another kind.
-        ValueError: another method, a wrong shape, a negative, NaN or not normalised row, a drafted token
-            outside the vocabulary, a uniform outside [0, 1), too few uniforms, or uniforms and a generator
-            together.
+        ValueError: another method, no ``draft_probs`` where they are needed, a wrong shape, a negative, NaN or not
+            normalised row, a drafted token outside the vocabulary or without draft probability, a tree of
+            ``DraftTree.build`` or repeated siblings where they cannot be draws, a uniform outside [0, 1), too few
+            uniforms, or uniforms and a generator together.
     """
-    if method != "one_draw":
-        raise ValueError(f"method must be 'one_draw', got {method!r}")
-    probs = _distributions(target_probs, "target_probs", tree.num_nodes)
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {METHODS}, got {method!r}")
+    probs = distributions(target_probs, "target_probs", tree.num_nodes)
+    drafted = None
     if draft_probs is not None:
-        drafted = _distributions(draft_probs, "draft_probs", tree.num_nodes)
+        drafted = distributions(draft_probs, "draft_probs", tree.num_nodes)
         if drafted.shape != probs.shape:
             raise ValueError(f"draft_probs must have target_probs' shape {probs.shape}, got {drafted.shape}")
-    vocab_size = probs.shape[1]
-    for node in range(1, tree.num_nodes):
-        if tree.token_tuple[node] >= vocab_size:
+    check_vocabulary(tree, probs.shape[1])
+    if method != "one_draw":
+        if drafted is None:
             raise ValueError(
-                f"drafted tokens must be in the target's vocabulary of {vocab_size}: "
-                f"node {node} has token {tree.token_tuple[node]}"
+                f"method {method!r} needs draft_probs, the distributions that the drafts were drawn from; "
+                "deterministic drafts go with 'one_draw'"
             )
-    draws = _draws(uniforms, generator)
+        check_drawn(tree, drafted, replacement=method.endswith("with_replacement"))
+        return _accept_drawn(tree, probs, drafted, method, draws(uniforms, generator))
+    numbers = draws(uniforms, generator)
     path, emitted = [0], []
     while True:
-        uniform = next(draws, None)
+        uniform = next(numbers, None)
         if uniform is None:
             raise ValueError(f"uniforms ran out: expected at least {len(emitted) + 1}, got {len(emitted)}")
         token = _inverse_cdf(probs[path[-1]], uniform)
@@ -133,29 +166,33 @@ def accept_sampled(
         path.append(matching[0])
 
 
-def _distributions(values: ArrayLike | torch.Tensor, what: str, num_nodes: int) -> np.ndarray:
-    tolerance = 1e-4
-    if not isinstance(values, (np.ndarray, list, tuple)):
-        import torch
+def _accept_drawn(
+    tree: DraftTree, probs: np.ndarray, drafted: np.ndarray, method: str, numbers: Iterator[float]
+) -> Acceptance:
+    """A batch of one, on the CPU, linked by rank instead of node order."""
+    import torch
 
-        tensor = torch.as_tensor(values).detach().cpu()
-        if tensor.dtype in (torch.float16, torch.bfloat16):
-            tolerance, tensor = 1e-2, tensor.float()
-        values = tensor.numpy()
-    probs = np.asarray(values)
-    if probs.dtype.kind not in "fiu":
-        raise TypeError(f"{what} must be numbers, got dtype {probs.dtype}")
-    if probs.ndim != 2 or probs.shape[0] != num_nodes or probs.shape[1] == 0:
-        raise ValueError(f"{what} must have shape [N, V] with N = {num_nodes} nodes, got {probs.shape}")
-    sums = probs.sum(axis=1, dtype=np.float64)
-    bad = np.flatnonzero((probs.min(axis=1) < 0) | ~(np.abs(sums - 1.0) <= tolerance))
-    if bad.size:
-        row = int(bad[0])
-        raise ValueError(
-            f"{what} rows are distributions (no negative, no NaN, sum 1 within {tolerance}): "
-            f"row {row} has minimum {probs[row].min()} and sum {sums[row]}"
-        )
-    return probs
+    from treedecode import accept_sampling
+
+    given = list(islice(numbers, tree.num_nodes))
+    uniforms = torch.tensor([given + [0.0] * (tree.num_nodes - len(given))], dtype=torch.float64)
+    links = [torch.tensor([link.tolist()]) for link in tree.shape.linked()]
+    trees = accept_sampling.Trees(
+        torch.tensor([tree.token_tuple]), torch.tensor([tree.shape.parent_tuple]), *links
+    )
+    target, draft = (torch.tensor(rows, dtype=torch.float64)[None] for rows in (probs, drafted))
+    depth = tree.shape.max_depth
+    walked = accept_sampling.walk(trees, target, draft, uniforms, method, depth, tree.num_drafted)
+    used = int(walked.used) + 1
+    if used > len(given):
+        raise ValueError(f"uniforms ran out: expected at least {used}, got {len(given)}")
+    result = accept_sampling.finish(trees, walked, uniforms, depth)
+    num_accepted = int(result.num_accepted)
+    return Acceptance(
+        result.path[0, : num_accepted + 1].tolist(),
+        result.token_ids[0, : num_accepted + 1].tolist(),
+        num_accepted,
+    )
 
 
 def _inverse_cdf(probs: np.ndarray, uniform: float) -> int:
@@ -165,30 +202,6 @@ def _inverse_cdf(probs: np.ndarray, uniform: float) -> int:
     threshold = uniform if abs(total - 1.0) < 1e-12 else uniform * total
     token = int(np.searchsorted(cumulative, threshold, side="right"))
     return token if token < len(probs) else int(np.flatnonzero(probs)[-1])
-
-
-def _draws(
-    uniforms: ArrayLike | Sequence[float] | None, generator: np.random.Generator | torch.Generator | None
-) -> Iterator[float]:
-    if uniforms is not None:
-        if generator is not None:
-            raise ValueError("give uniforms or a generator, got both")
-        numbers = np.atleast_1d(np.asarray(uniforms, np.float64))
-        if numbers.ndim != 1 or not np.all((numbers >= 0) & (numbers < 1)):
-            raise ValueError(f"uniforms must be a list of numbers with 0 <= u < 1, got {numbers.tolist()}")
-        return iter(numbers.tolist())
-    if isinstance(generator, np.random.Generator):
-        return iter(generator.random, None)
-    return _torch_draws(generator)
-
-
-def _torch_draws(generator: torch.Generator | None) -> Iterator[float]:
-    import torch
-
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise TypeError(f"generator must be numpy's or torch's, got {type(generator).__name__}")
-    device = "cpu" if generator is None else generator.device
-    return iter(lambda: torch.rand((), dtype=torch.float64, device=device, generator=generator).item(), None)
 
 
 def truncate_at_stop(
@@ -217,82 +230,3 @@ def truncate_at_stop(
         if token in stops:
             return kept, "stop"
     return kept, "length" if len(kept) >= limit else None
-
-
-@dataclass(frozen=True)
-class BatchAcceptance:
-    """The outcome of a batch of walks, on the device of the inputs.
-
-    Attributes:
-        path: int64 ``[B, D + 1]``, accepted nodes, root first, -1 padded.
-        token_ids: int64 ``[B, D + 1]``, emitted tokens, -1 padded.
-        num_accepted: int64 ``[B]``.
-    """
-
-    path: torch.Tensor
-    token_ids: torch.Tensor
-    num_accepted: torch.Tensor
-
-
-def walk_batch(
-    parents: torch.Tensor,
-    token_ids: torch.Tensor,
-    target_ids: torch.Tensor,
-    num_nodes: torch.Tensor | None = None,
-    max_depth: int | None = None,
-) -> BatchAcceptance:
-    """Walk a batch of trees at once: ``accept_greedy`` for every row, without host synchronisation.
-
-    Every node points at its parent if it matches the target's choice there, at itself if not; pointer
-    doubling takes each to the root, through matches alone, or not. The number of tensor operations grows with
-    log(depth).
-
-    The values cannot be checked without a synchronisation: ``treedecode.batch`` builds checked batches. A
-    node whose parent is missing or does not precede it is never accepted.
-
-    Args:
-        parents: int64 ``[B, N]``, -1 for the root; padding may hold anything.
-        token_ids: int64 ``[B, N]``, siblings pairwise different.
-        target_ids: int64 ``[B, N]``, the target's choice after each node.
-        num_nodes: integers ``[B]``, each at least 1; nodes from there on are padding and never accepted.
-        max_depth: the largest depth in the batch, ``N - 1`` if not given; deeper nodes are never accepted.
-
-    Raises:
-        TypeError: an input is not int64.
-        ValueError: the shapes disagree or ``max_depth`` is negative.
-    """
-    import torch
-
-    for name, given in (("parents", parents), ("token_ids", token_ids), ("target_ids", target_ids)):
-        if given.dtype != torch.int64:
-            raise TypeError(f"{name} must be int64, got {given.dtype}")
-        if given.ndim != 2 or given.shape != parents.shape or given.shape[1] == 0:
-            raise ValueError(
-                f"expected parents, token_ids and target_ids of one shape [B, N], N >= 1: "
-                f"parents {list(parents.shape)}, {name} {list(given.shape)}"
-            )
-    batch_size, width = parents.shape
-    if num_nodes is not None and num_nodes.shape != (batch_size,):
-        raise ValueError(f"num_nodes must have shape [{batch_size}], got {list(num_nodes.shape)}")
-    depth_limit = width - 1 if max_depth is None else count(max_depth, "max_depth")
-
-    nodes = torch.arange(width, device=parents.device).expand(batch_size, width)
-    safe_parents = parents.clamp(0, width - 1)
-    matches = (target_ids.gather(1, safe_parents) == token_ids) & (parents >= 0) & (parents < nodes)
-    if num_nodes is not None:
-        matches &= nodes < num_nodes[:, None]
-    pointer = torch.where(matches, safe_parents, nodes)
-    for _ in range(max(0, min(depth_limit, width - 1) - 1).bit_length()):
-        pointer = pointer.gather(1, pointer)
-    accepted = pointer == 0
-
-    # node order is depth order along the path: the k-th accepted node goes to column k, others to the last
-    # column
-    num_columns = max(width, depth_limit + 1)
-    column = torch.where(accepted, accepted.cumsum(1) - 1, num_columns)
-    path = parents.new_full((batch_size, num_columns + 1), -1).scatter_(1, column, nodes)[
-        :, : depth_limit + 1
-    ]
-    padding = path < 0
-    emitted = target_ids.gather(1, path.clamp(min=0)).masked_fill_(padding, -1)
-    return BatchAcceptance(path, emitted, depth_limit - padding.sum(1))

@@ -21,7 +21,8 @@ __all__ = ["DraftTree", "TreeShape", "depth_room"]
 class DraftTree(Frozen):
     """A tree of drafted tokens under the last committed one, frozen.
 
-    For deterministic drafts (top-k lists, retrieval): siblings must have different tokens.
+    For deterministic drafts (top-k lists, retrieval): siblings must have different tokens. Drafts drawn from a
+    distribution are built by ``DraftTree.sampled``.
 
     Args:
         shape: the topology.
@@ -33,6 +34,7 @@ class DraftTree(Frozen):
         shape: the topology.
         token_tuple: token ids as Python integers, for loops.
         sources: the given names or ``None``.
+        arranged: whether ``DraftTree.build`` merged and sorted the siblings, which drawn ones must never be.
 
     Raises:
         TypeError: ``shape`` is no TreeShape, or a token id is not an integer.
@@ -43,6 +45,7 @@ class DraftTree(Frozen):
     shape: TreeShape
     token_tuple: tuple[int, ...]
     sources: tuple[str, ...] | None
+    arranged: bool
 
     def __init__(
         self,
@@ -62,7 +65,26 @@ class DraftTree(Frozen):
             token_tuple=tokens,
             _scores=_check_scores(scores, shape.num_nodes),
             sources=_check_sources(sources, shape.num_nodes),
+            arranged=False,
         )
+
+    @classmethod
+    def sampled(cls, shape: TreeShape, token_ids: ArrayLike | Sequence[int]) -> DraftTree:
+        """Build a tree whose siblings were drawn from the drafter's distribution, in rank order.
+
+        Nothing is merged, sorted or left out: drawn siblings keep their draw order and, if drawn with
+        replacement, their duplicates. ``shape`` must not depend on the drawn tokens.
+
+        Args:
+            shape: the topology.
+            token_ids: ``[N]``, ``token_ids[0]`` is the root's token.
+
+        Raises:
+            TypeError, ValueError: as the class, save for repeated siblings.
+        """
+        if not isinstance(shape, TreeShape):
+            raise TypeError(f"shape must be a TreeShape, got {type(shape).__name__}")
+        return cls._of(shape, _check_tokens(token_ids, shape.num_nodes), None, None)
 
     @classmethod
     def trusted(
@@ -82,6 +104,7 @@ class DraftTree(Frozen):
         token_tuple: tuple[int, ...],
         scores: Sequence[float] | np.ndarray | None,
         sources: Sequence[str] | None,
+        arranged: bool = False,
     ) -> DraftTree:
         tree = object.__new__(cls)
         tree.__dict__.update(
@@ -89,6 +112,7 @@ class DraftTree(Frozen):
             token_tuple=token_tuple,
             _scores=None if scores is None else tuple(scores),
             sources=None if sources is None else tuple(sources),
+            arranged=arranged,
         )
         return tree
 
@@ -147,6 +171,7 @@ class DraftTree(Frozen):
             tuple(tokens[node] for node in order),
             None if log_reach is None else [log_reach[best[node]] for node in order],
             None if names is None else [names[best[node]] for node in order],
+            arranged=True,
         )
         return tree, np.array([new_of[node] for node in kept], np.int32)
 
@@ -212,12 +237,16 @@ class DraftTree(Frozen):
             tuple(self.token_tuple[node] for node in nodes),
             None if scores is None else [scores[node] for node in nodes],
             None if sources is None else [sources[node] for node in nodes],
+            self.arranged,
         )
+
+    def _content(self) -> tuple[object, ...]:
+        return self.shape, self.token_tuple, self.__dict__["_scores"], self.sources
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DraftTree):
             return NotImplemented
-        return self.__reduce__() == other.__reduce__()
+        return self._content() == other._content()
 
     def __hash__(self) -> int:
         return hash((self.shape, self.token_tuple))
@@ -229,7 +258,7 @@ class DraftTree(Frozen):
         return f"DraftTree({self.shape!r}, {self.token_tuple})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return DraftTree, (self.shape, self.token_tuple, self.__dict__["_scores"], self.sources)
+        return DraftTree._of, (*self._content(), self.arranged)
 
 
 def depth_room(prefix_len: int, max_len: int) -> int:

@@ -18,9 +18,9 @@ from treedecode.engines.sampling import (
     SamplingParams,
     apply_repetition_penalty,
     choose,
-    keyed_uniforms,
     processed_probs,
 )
+from treedecode.streams import keyed_uniforms
 from treedecode.tree import DraftTree, TreeShape
 
 
@@ -144,12 +144,6 @@ def test_draws_over_seeds_follow_the_distribution() -> None:
     assert statistic < chi2.ppf(1 - 1e-6, int(kept.sum()) - 1)
 
 
-def test_uniforms_are_in_range_and_take_large_seeds() -> None:
-    uniforms = keyed_uniforms(2**64 - 1, range(500))
-    assert 0 <= uniforms.min() < uniforms.max() < 1
-    assert len(set(uniforms.tolist())) == 500
-
-
 def test_repetition_penalty_follows_the_path() -> None:
     """Siblings do not see each other's tokens; every node sees history and its own path (CASES 32 in kind)."""
     tree = DraftTree(TreeShape.from_parents([-1, 0, 0, 1]), [7, 11, 12, 13])
@@ -181,12 +175,6 @@ def test_a_zero_probability_token_is_never_drawn() -> None:
     for uniform, token in ((0.0, 1), (0.5, 3), (1 - 2**-53, 3)):
         uniforms = torch.tensor([uniform], dtype=torch.float64)
         assert choose(scores, SamplingParams(temperature=1.0), uniforms).tolist() == [token]
-
-
-def test_uniforms_depend_on_seed_and_position_only() -> None:
-    first = keyed_uniforms(1, [4, 5, 5])
-    assert first[1] == first[2] == keyed_uniforms(1, [5])[0] != first[0]
-    assert keyed_uniforms(2, [4])[0] != first[0]
 
 
 @pytest.mark.parametrize(

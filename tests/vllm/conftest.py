@@ -68,7 +68,8 @@ def llm(model_dir: str) -> Any:
 
     from treedecode.vllm import engine_args
 
-    return LLM(model_dir, **ENGINE, **engine_args(BUDGET, drafter="tests.vllm.drafters:make", max_depth=8))
+    arguments = engine_args(BUDGET, drafter="tests.vllm.drafters:make", max_depth=8)
+    return LLM(model_dir, **ENGINE, **arguments, disable_log_stats=False)
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def truth(llm: Any, reference: dict[str, list[list[Answer]]]) -> list[tuple[list
 @pytest.fixture
 def counts(llm: Any) -> Any:
     """The engine's counters, from zero."""
-    return runner_of(llm).counts.reset()
+    return runner_of(llm).reset_counts()
 
 
 def runner_of(llm: Any) -> Any:

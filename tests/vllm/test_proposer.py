@@ -127,6 +127,6 @@ def test_a_failure_costs_one_request_its_tree():
     proposer = make_proposer(f"{__name__}:Failing")
     requests = [(str(kind), 1, [kind, 20], 9, False) for kind in range(1, 6)]
     assert propose(proposer, requests) == [[], [], [], [], [11, 12, 13, 14]]
-    assert proposer.num_failed == 4
+    assert proposer.counts.num_failed_drafts == 4
     propose(proposer, requests)
-    assert proposer.num_failed == 8 and len(proposer._reported) == 3
+    assert proposer.counts.num_failed_drafts == 8 and len(proposer._reported) == 3

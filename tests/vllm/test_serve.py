@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,6 +12,8 @@ import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -22,6 +25,22 @@ START_S = 400
 BAD_INPUT = 2
 
 
+class Server(NamedTuple):
+    address: str
+    log: Path
+
+    def metrics(self):
+        """The trees' samples on vLLM's endpoint, by name and by the label that is not of every metric."""
+        with urllib.request.urlopen(f"{self.address}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        assert "vllm:generation_tokens_total" in text  # vLLM's own are still there
+        samples = {}
+        for name, labels, value in re.findall(r"^vllm:(\w+){(.*)} (\S+)$", text, re.MULTILINE):
+            place = re.search(r'(?:depth|rank)="(\d+)"', labels)
+            samples[name, place and int(place[1])] = float(value)
+        return samples
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -30,7 +49,7 @@ def free_port():
 
 @pytest.fixture(scope="module")
 def server(model_dir, tmp_path_factory):
-    """Base address of a server with trees."""
+    """A server with trees."""
     address = f"http://127.0.0.1:{free_port()}"
     log = tmp_path_factory.mktemp("serve") / "log.txt"
     flags = ["--host", "127.0.0.1", "--port", address.rpartition(":")[2], "--dtype", ENGINE["dtype"]]
@@ -38,7 +57,7 @@ def server(model_dir, tmp_path_factory):
     command = [sys.executable, "-m", "treedecode", "serve", model_dir, "--budget", "8", *flags]
     # the server's own process layout, not that of the tests' engine
     environment = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    environment["VLLM_LOGGING_LEVEL"] = "INFO"
+    environment |= {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOG_STATS_INTERVAL": "0.5"}
     del environment["VLLM_USE_V2_MODEL_RUNNER"]
     with log.open("w") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
@@ -52,15 +71,16 @@ def server(model_dir, tmp_path_factory):
             except OSError:
                 time.sleep(1)
         assert "Trees are on" in log.read_text()
-        yield address
+        yield Server(address, log)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait(60)
 
 
-def complete(address, model_dir, prompt_ids, stream):
+def complete(address, model_dir, prompt_ids, stream, **params):
     body = {"model": model_dir, "prompt": prompt_ids, "max_tokens": 32, "temperature": 0, "stream": stream}
+    body |= params
     request = urllib.request.Request(
         f"{address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -79,9 +99,42 @@ def test_streamed_and_whole_answers_equal_stock_vllm(server, model_dir, referenc
     prompts = [case.token_ids(tokenizer) for case in GROUPS["kinds"]]
     jobs = [(prompt, stream) for prompt in prompts for stream in (False, True)]
     with ThreadPoolExecutor(len(jobs)) as pool:
-        texts = list(pool.map(lambda job: complete(server, model_dir, *job), jobs))
+        texts = list(pool.map(lambda job: complete(server.address, model_dir, *job), jobs))
     expected = [answer.text for [answer] in reference["kinds"] for _ in (False, True)]
     assert texts == expected
+
+
+def test_metrics_over_http_are_those_of_the_outputs(server, model_dir, reference):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    before = server.metrics()
+    # all are exported before the first request
+    assert ("tree_budget", None) in before and ("tree_emitted_tokens_total", None) in before
+    stop_string = GROUPS["features"][4]
+    jobs = [(GROUPS["kinds"][2], {}), (stop_string, {"stop": stop_string.params["stop"], "max_tokens": 24})]
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        for case, params in jobs:
+            pool.submit(
+                complete, server.address, model_dir, case.token_ids(tokenizer), stream=False, **params
+            )
+    after = server.metrics()
+
+    def gained(name, place=None):
+        return after.get((f"tree_{name}_total", place), 0) - before.get((f"tree_{name}_total", place), 0)
+
+    answers = [reference["kinds"][2][0], reference["features"][4][0]]
+    assert gained("emitted_tokens") == sum(len(answer.token_ids) for answer in answers)
+    assert gained("steps") < gained("emitted_tokens")
+    assert gained("drafted_nodes") >= gained("verified_nodes") > gained("accepted_nodes") > 0
+    assert gained("wasted_nodes") == gained("verified_nodes") - gained("accepted_nodes")
+    assert gained("tried_by_depth", 1) >= gained("accepted_by_depth", 1) > 0
+    assert gained("tried_by_rank", 1) >= gained("accepted_by_rank", 1)
+    assert gained("accepted_by_rank", 0) > 0
+    assert gained("steps_without_tree") >= len(jobs)  # those of the prompts
+    assert after["tree_emitted_tokens_per_step", None] > 1
+    log = server.log.read_text()
+    assert re.search(r"Tree metrics: E\[L\]: [1-9].* steps without a tree: \d+ of [1-9]", log)
 
 
 def test_bad_input_ends_before_vllm_starts(model_dir):

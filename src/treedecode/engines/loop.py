@@ -27,12 +27,13 @@ from treedecode.engines.candidates import top_candidates
 from treedecode.engines.dense import DenseRows
 from treedecode.engines.request import Request
 from treedecode.engines.rows import RowQueue
-from treedecode.engines.sampling import apply_repetition_penalty, choose, keyed_uniforms
+from treedecode.engines.sampling import apply_repetition_penalty, choose
 from treedecode.engines.stats import StatsBuilder
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target
 from treedecode.gains import PlainReference
 from treedecode.guard import Guard
+from treedecode.streams import keyed_uniforms
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
 

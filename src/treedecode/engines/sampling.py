@@ -8,14 +8,13 @@ repetition penalty, temperature, top-k, top-p, min-p.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from treedecode.drawing import draw
 from treedecode.engines.candidates import top_candidates
 from treedecode.tree import DraftTree
 
@@ -94,15 +93,6 @@ def _check_integer(name: str, value: object, low: int) -> None:
         raise ValueError(f"{name} must be at least {low}, got {value}")
 
 
-def keyed_uniforms(seed: int, positions: Sequence[int]) -> np.ndarray:
-    """One uniform in [0, 1) per output position, a pure function of (seed, position); float64."""
-    values = {
-        p: np.random.Generator(np.random.Philox(key=seed, counter=[p, 0, 0, 0])).random()
-        for p in set(positions)
-    }
-    return np.array([values[p] for p in positions])
-
-
 def apply_repetition_penalty(logits: Tensor, tree: DraftTree, history: Tensor, penalty: float) -> Tensor:
     """Penalises, for every node, the tokens of the history and of the node's own path.
 
@@ -169,12 +159,4 @@ def choose(
         return (top_candidates(logits, 1)[1] if ids is None else ids)[:, 0]
     if uniforms is None:
         raise ValueError("sampling needs one uniform per row, got None")
-    # MPS has no float64
-    wide = torch.float32 if logits.device.type == "mps" else torch.float64
-    cumulative = processed_probs(logits, params).cumsum(-1, dtype=wide)
-    total = cumulative[:, -1:]
-    points = torch.minimum(
-        uniforms[:, None].to(wide) * total, torch.nextafter(total, torch.zeros_like(total))
-    )
-    # right: the first id whose cumulative probability exceeds the point, so an id of probability 0 is never drawn
-    return torch.searchsorted(cumulative, points, right=True)[:, 0]
+    return draw(processed_probs(logits, params), uniforms)

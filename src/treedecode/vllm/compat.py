@@ -47,6 +47,10 @@ _SIGNATURES = {
             "slot_mappings",
         ],
     },
+    "vllm.v1.engine.detokenizer.IncrementalDetokenizer": {
+        "update": ["self", "new_token_ids", "stop_terminated"],
+        "from_new_request": ["tokenizer", "request"],
+    },
     "vllm.v1.attention.backends.cpu_attn.CPUAttentionMetadataBuilder": {
         "build": ["self", "common_prefix_len", "common_attn_metadata", "fast_build"],
     },

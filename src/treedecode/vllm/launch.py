@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from treedecode.vllm.config import WORKER
 from treedecode.vllm.fixes import name_of_the_cpu_build
+
+METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+
+
+@contextmanager
+def shared_metrics() -> Iterator[None]:
+    """A folder for the metrics of all processes, for as long as the command runs; one that the user has set is kept.
+
+    It must be there before Prometheus' client is imported.
+    """
+    if METRICS_FOLDER in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="treedecode-metrics-") as folder:
+        os.environ[METRICS_FOLDER] = folder
+        yield
 
 
 def main() -> None:
     """Run vLLM's command on this process's arguments."""
     name_of_the_cpu_build()
+    if WORKER in sys.argv:
+        with shared_metrics():
+            _run()
+    else:
+        _run()
+
+
+def _run() -> None:
     from vllm.entrypoints.cli.main import main as vllm_main
 
     vllm_main()

@@ -12,6 +12,7 @@ from vllm.logger import init_logger
 from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows, check_draft, check_is_tree
 from treedecode.tree import DraftTree
 from treedecode.vllm.config import TreeOptions
+from treedecode.vllm.counts import TreeCounts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -77,7 +78,7 @@ class TreeProposer:
         self._early_rows: dict[str, list[VerifiedRows]] = {}
         self._limits: Sequence[RequestLimits] = ()
         self.proposed: dict[str, DraftTree] = {}
-        self.num_failed = 0
+        self.counts = TreeCounts()
         self._reported: set[str] = set()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -138,6 +139,7 @@ class TreeProposer:
         except Exception as error:
             self._report(state.drafter, error)
             return None
+        self.counts.num_drafted += tree.num_drafted
         return best_chain(tree) if limits.chain else tree
 
     def _state(self, limits: RequestLimits, token_ids: np.ndarray) -> RequestState:
@@ -153,7 +155,7 @@ class TreeProposer:
         return state
 
     def _report(self, drafter: Drafter, error: Exception) -> None:
-        self.num_failed += 1
+        self.counts.num_failed_drafts += 1
         kind = f"{type(error).__name__}: {error}"
         if type(error).__name__ not in self._reported:
             self._reported.add(type(error).__name__)

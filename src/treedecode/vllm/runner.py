@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,8 @@ from treedecode.vllm.config import TreeOptions
 from treedecode.vllm.counts import TreeCounts
 from treedecode.vllm.drafters.grow import grow_trees
 from treedecode.vllm.drafters.source import TreeSource
+from treedecode.vllm.ends import RequestEnds
+from treedecode.vllm.metrics import TreeMetrics
 from treedecode.vllm.proposer import RequestLimits
 from treedecode.vllm.sampling import RequestRows, expand_metadata
 from treedecode.vllm.step import StepTrees, TreeRows
@@ -42,8 +43,16 @@ class TreeRunnerMixin(_Base):
         self._first_rows: list[int] = []
         self._step: StepTrees | None = None
         self._moves: tuple[StepTrees, list[Acceptance]] | None = None
-        self.counts = TreeCounts()
         grow_trees(self.drafter, TreeOptions.of(self.vllm_config.additional_config))
+        self._ends = RequestEnds(self.model_config)
+        self.reset_counts()
+        engine = self.parallel_config.data_parallel_index
+        self.metrics = TreeMetrics(str(self.model_config.served_model_name), engine)
+
+    def reset_counts(self) -> TreeCounts:
+        """Count from zero, and return the new counters."""
+        self.counts = self._proposer.counts = TreeCounts()
+        return self.counts
 
     @property
     def _proposer(self) -> TreeSource:
@@ -53,6 +62,7 @@ class TreeRunnerMixin(_Base):
     def _update_states(self, scheduler_output: Any) -> Any:
         for request_id in scheduler_output.finished_req_ids:
             self._proposer.forget(request_id)
+            self._ends.forget(request_id)
         return super()._update_states(scheduler_output)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
@@ -120,30 +130,47 @@ class TreeRunnerMixin(_Base):
                 builder.step = step
 
     def _sample(self, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
-        if logits is None or spec_decode_metadata is None:
+        if logits is None:
             return super()._sample(logits, spec_decode_metadata)
-        # before the sampler, which changes the logits in place
-        top_logits, top_ids = top_candidates(logits, min(NUM_CANDIDATES, logits.shape[1]))
-        requests = [
-            RequestRows(tree, self._params(request_id), self.requests[request_id].output_token_ids)
-            for request_id, tree in zip(self.input_batch.req_ids, self._drafted, strict=True)
-        ]
-        metadata, draws = expand_metadata(
-            self.input_batch.sampling_metadata, requests, self.vllm_config, logits.shape[1]
-        )
-        output = self.sampler(logits=logits, sampling_metadata=metadata)
-        walks = walk_rows(self._drafted, output.sampled_token_ids[:, 0].tolist())
-        # a request that is still in its prompt is sampled, too, and its token thrown away
-        kept = ~self.discard_request_mask.np[: len(walks)]
-        for request, walk in enumerate(walks):
-            draws.set_emitted(request, len(walk.token_ids) if kept[request] else 0)
-        if self._step is not None:
-            self.counts.num_moved_bytes += commit_step(self._step, walks)
-            self._moves = self._step, walks
-            self._step = None
-        self.counts.add_step(list(compress(self._drafted, kept)), list(compress(walks, kept)))
-        self._observe(walks, top_ids.numpy(), top_logits.float().numpy())
-        return walked_output(output, self._drafted, walks)
+        # before the sampler, which changes the logits in place; a drafter with a model needs none of it
+        count = 0 if self._proposer.reads_target else min(NUM_CANDIDATES, logits.shape[1])
+        top_logits, top_ids = top_candidates(logits, count) if count else (None, None)
+        if spec_decode_metadata is None:
+            output = super()._sample(logits, spec_decode_metadata)
+            walks = self._end_walks(output.sampled_token_ids[:, 0].tolist())
+        else:
+            requests = [
+                RequestRows(tree, self._params(request_id), self.requests[request_id].output_token_ids)
+                for request_id, tree in zip(self.input_batch.req_ids, self._drafted, strict=True)
+            ]
+            metadata, draws = expand_metadata(
+                self.input_batch.sampling_metadata, requests, self.vllm_config, logits.shape[1]
+            )
+            output = self.sampler(logits=logits, sampling_metadata=metadata)
+            walks = self._end_walks(output.sampled_token_ids[:, 0].tolist())
+            for request, walk in enumerate(walks):
+                thrown_away = self.discard_request_mask.np[request]
+                draws.set_emitted(request, 0 if thrown_away else len(walk.token_ids))
+            if self._step is not None:
+                self.counts.num_moved_bytes += commit_step(self._step, walks)
+                self._moves = self._step, walks
+                self._step = None
+            output = walked_output(output, self._drafted, walks)
+        if top_ids is not None and top_logits is not None:
+            self._observe(walks, top_ids.numpy(), top_logits.float().numpy())
+        return output
+
+    def _end_walks(self, sampled_ids: list[int]) -> list[Acceptance]:
+        """Walk along what was sampled in every row, as far as each request goes on, and count it."""
+        walks = walk_rows(self._drafted, sampled_ids)
+        counted = []
+        for request, request_id in enumerate(self.input_batch.req_ids):
+            # a request that is still in its prompt is sampled, too, and its token thrown away
+            if not self.discard_request_mask.np[request] and not self._ends.has_ended(request_id):
+                walks[request] = self._ends.cut(request_id, self.requests[request_id], walks[request])
+                counted.append(request)
+        self.counts.add_step([self._drafted[i] for i in counted], [walks[i] for i in counted])
+        return walks
 
     def _stand_in_path_order(self, target_rows: list[Tensor]) -> None:
         """Make the step's rows those of the accepted paths, as if chains had been verified: a drafter reads them so."""
@@ -198,7 +225,7 @@ class TreeRunnerMixin(_Base):
                 sample_hidden_states = hidden_states[spec_decode_metadata.logits_indices]
         self._moves = None
         self._proposer.prepare(self._request_limits(sampled_token_ids))
-        return super().propose_draft_token_ids(
+        drafts = super().propose_draft_token_ids(
             scheduler_output,
             sampled_token_ids,
             sampling_metadata,
@@ -209,6 +236,9 @@ class TreeRunnerMixin(_Base):
             common_attn_metadata,
             slot_mappings,
         )
+        if self.parallel_config.rank == 0:
+            self.metrics.record(self.counts)
+        return drafts
 
     def _request_limits(self, sampled: Any) -> list[RequestLimits]:
         limits = []
@@ -220,6 +250,8 @@ class TreeRunnerMixin(_Base):
             if params.max_tokens is not None:
                 room = min(room, prompt_len + params.max_tokens - num_tokens)
             last = sampled[request][-1] if isinstance(sampled, list) and sampled[request] else -1
+            if self._ends.has_ended(request_id):
+                room = 1
             limits.append(
                 RequestLimits(request_id, prompt_len, room - 1, params.structured_outputs is not None, last)
             )

@@ -44,7 +44,7 @@ def walked_output(
     for tree, walk in zip(trees, walks, strict=True):
         padding = num_emitted - len(walk.token_ids)
         tokens.append(walk.token_ids + [_NO_TOKEN] * padding)
-        rows += [first + node for node in walk.path] + [first] * padding
+        rows += [first + node for node in walk.path[: len(walk.token_ids)]] + [first] * padding
         first += tree.num_nodes
     device = output.sampled_token_ids.device
     logprobs = output.logprobs_tensors

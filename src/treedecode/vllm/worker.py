@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, cast
 
 from treedecode.vllm.compat import check_config, check_signatures, check_version
@@ -15,6 +16,7 @@ from vllm.v1.attention.selector import _cached_get_attn_backend  # noqa: E402
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # noqa: E402
 from vllm.v1.worker.cpu_worker import CPUWorker  # noqa: E402
 
+from treedecode.vllm.counts import TreeCounts  # noqa: E402
 from treedecode.vllm.runner import TreeRunnerMixin  # noqa: E402
 from treedecode.vllm.selftest import self_test  # noqa: E402
 
@@ -57,14 +59,14 @@ class TreeCPUWorker(CPUWorker):
     def compile_or_warm_up_model(self) -> Any:
         times = super().compile_or_warm_up_model()
         num_kinds = self_test(self.model_runner)
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ and self.rank == 0:
+            cast(TreeCPUModelRunner, self.model_runner).metrics.record(TreeCounts())
         logger.info("Trees are on; the self-test passed on %d kinds of attention layers.", num_kinds)
         return times
 
     def tree_counts(self) -> dict[str, Any]:
-        """What the trees did so far: the fields of ``TreeCounts``, and failed drafts.
+        """What the trees did so far: the fields and rates of ``TreeCounts``.
 
         For ``llm.collective_rpc("tree_counts")``: one dictionary per rank.
         """
-        runner = cast(TreeCPUModelRunner, self.model_runner)
-        drafter: Any = runner.drafter
-        return {**runner.counts.to_dict(), "num_failed_drafts": drafter.num_failed}
+        return cast(TreeCPUModelRunner, self.model_runner).counts.to_dict()

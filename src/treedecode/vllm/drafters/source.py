@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from treedecode.drafters.base import VerifiedRows
 from treedecode.tree import DraftTree
+from treedecode.vllm.counts import TreeCounts
 
 if TYPE_CHECKING:
     from treedecode.vllm.proposer import RequestLimits
@@ -17,13 +18,13 @@ class TreeSource(Protocol):
 
     Attributes:
         proposed: the trees of the last proposal by request id, until their step has been scheduled.
-        num_failed: drafts that failed.
+        counts: where it counts drafted nodes and failed drafts.
         reads_target: it has a model that reads the target's rows, which must then stand in path order; and it wants
             none of what ``observe`` tells.
     """
 
     proposed: dict[str, DraftTree]
-    num_failed: int
+    counts: TreeCounts
     reads_target: bool
 
     def prepare(self, limits: Sequence[RequestLimits]) -> None:

@@ -12,6 +12,7 @@ from treedecode.drafters.base import VerifiedRows
 from treedecode.engines.candidates import top_candidates
 from treedecode.tree import DraftTree
 from treedecode.vllm.config import TreeOptions
+from treedecode.vllm.counts import TreeCounts
 from treedecode.vllm.proposer import RequestLimits, best_chain
 
 
@@ -29,7 +30,7 @@ class SpineTrees:
         self._limits: Sequence[RequestLimits] = ()
         self._levels: list[tuple[Tensor, Tensor]] = []
         self.proposed: dict[str, DraftTree] = {}
-        self.num_failed = 0
+        self.counts = TreeCounts()
 
     def prepare(self, limits: Sequence[RequestLimits]) -> None:
         """As ``TreeSource``."""
@@ -83,6 +84,7 @@ class SpineTrees:
                 tree = best_chain(tree)
             if tree.num_drafted:
                 self.proposed[limits.request_id] = tree
+            self.counts.num_drafted += tree.num_drafted
             drafts.append(list(tree.token_tuple[1:]))
         return drafts
 
