@@ -53,7 +53,7 @@ def test_runners_up_are_accepted(runs, method):
     counts = runs[method]["trees"]["counts"]
     by_rank = {int(rank): number for rank, number in counts["accepted_by_rank"].items()}
     if method == "draft_model":  # the target itself: only penalties and sampling make it wrong
-        assert by_rank[0] > 0.9 * counts["num_accepted"] > 0.6 * counts["num_emitted"]
+        assert by_rank[0] > 0.9 * counts["num_accepted"] > 0.5 * counts["num_emitted"]
     else:
         assert by_rank[1] > 0 and counts["num_moved_bytes"] > 0 and max(by_rank) < WIDTH
     assert counts["num_emitted"] == counts["num_accepted"] + counts["num_request_steps"]
