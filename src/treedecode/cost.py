@@ -104,6 +104,10 @@ class CostCurve:
             (times[-1] - times[-2]) / (rows[-1] - rows[-2]), (times[-1] - times[0]) / (rows[-1] - rows[0])
         )
 
+    def plus(self, extra: CostCurve) -> CostCurve:
+        """This cost and what ``extra`` says on top, at the row counts of this one."""
+        return CostCurve(self.rows, [ms + extra.ms(n) for n, ms in zip(self.rows, self.ms_at, strict=True)])
+
     def to_json(self) -> str:
         """One JSON object with ``rows`` and ``ms``; ``from_json`` reads it."""
         return json.dumps({"rows": self.rows, "ms": self.ms_at})

@@ -142,6 +142,12 @@ class CostSurface:
         # interpolation can round two equal times apart
         return CostCurve(self.rows, np.maximum.accumulate(ms).tolist())
 
+    def plus(self, extra: CostCurve) -> CostSurface:
+        """This cost and what ``extra`` says on top, at every context and the row counts of this one."""
+        more = [extra.ms(count) for count in self.rows]
+        table = [[ms + add for ms, add in zip(line, more, strict=True)] for line in self.ms_at]
+        return CostSurface(self.rows, self.prefix_lens, table)
+
     def to_json(self) -> str:
         """One JSON object with ``rows``, ``prefix_lens`` and ``ms``; ``from_json`` reads it."""
         return json.dumps({"rows": self.rows, "prefix_lens": self.prefix_lens, "ms": self.ms_at})
@@ -160,7 +166,7 @@ class CostSurface:
 
 
 Cost = CostCurve | CostSurface
-"""What a planner takes: both have ``at(prefix_len)``."""
+"""What a planner takes: both have ``at(prefix_len)`` and ``plus(extra)``."""
 
 
 def cost_from_json(text: str) -> Cost:

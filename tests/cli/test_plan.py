@@ -145,7 +145,7 @@ def test_measured_cost_by_context(planned, tmp_path):
 
 def test_cost_of_a_calibration(planned, run, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    conditions = Conditions.here(tmp_path, "cpu", "float32", "fused", "onednn-prepacked", "int8")
+    conditions = Conditions.here(tmp_path, "cpu", "float32", "fused", "blocked", "int8")
     surface = td.CostSurface([1, 10, 32], [16, 1024], [[10.0, 15.0, 30.0], [12.0, 24.0, 60.0]])
     path = save(Calibration(conditions, surface, datetime.now(UTC), 7, 0.02), tmp_path / "calibration.json")
     tree = planned("--cost", path, "--context", "1024")["tree"]

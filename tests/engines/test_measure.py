@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from tests.engines.tiny import target_of
-from treedecode.engines import measure
+from treedecode.engines import judging_cost, measure
 from treedecode.engines.cache import KVCache, LayerSpec
-from treedecode.engines.loop import plain_reference
 from treedecode.engines.measure import check_plain_step, measure_cost, measure_surface
 from treedecode.engines.step import StepInput
-from treedecode.engines.target import Target
+from treedecode.engines.target import Target, plain_reference
 from treedecode.guard import Guard
 
 WIDEST = 49
@@ -43,13 +42,17 @@ class FakeTarget(Target):
 
     def new_cache(self, capacity: int) -> KVCache:
         self.caches.append(super().new_cache(capacity))
+        self.num_typical = 1 + judging_cost._TYPICAL_ROUNDS
         return self.caches[-1]
 
     def forward(self, step: StepInput, cache: KVCache, keep_rows: int | None = None) -> torch.Tensor:
         assert cache.length == step.prefix_len
         assert step.prefix_len + step.num_rows <= cache.capacity
-        self.passes[step.prefix_len, step.num_rows] += 1
-        self.now += self.seconds(step.prefix_len, step.num_rows)
+        if self.num_typical:  # passes that make rows like text come first; here they take no time
+            self.num_typical -= 1
+        else:
+            self.passes[step.prefix_len, step.num_rows] += 1
+            self.now += self.seconds(step.prefix_len, step.num_rows)
         return torch.zeros(step.num_rows, 2)
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
@@ -174,6 +177,28 @@ def test_caches_larger_than_the_memory_are_left_out(monkeypatch: pytest.MonkeyPa
     assert target.caches[0].capacity == 2048 + WIDEST
     monkeypatch.setattr(measure, "_free_bytes", lambda _device: 1)
     assert measure_surface(FakeTarget(linear), 1e-6).surface.prefix_lens == (64,)
+
+
+class Undecided(FakeTarget):
+    """Always goes on with token 5, and takes long to judge a row after any other token than the first."""
+
+    def forward(self, step: StepInput, cache: KVCache, keep_rows: int | None = None) -> torch.Tensor:
+        super().forward(step, cache, keep_rows)
+        return step.token_ids[:, None].float()
+
+    def top(self, features: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.num_typical:
+            self.now += float(((features != 5) & (features != 1)).sum())
+        ids = torch.full((len(features), count), 5)
+        return torch.zeros(len(features), count), ids
+
+
+def test_the_vocabulary_head_is_timed_on_text() -> None:
+    """A screened head scores many more candidates after noise, which made trees look twice as dear as they are."""
+    target = Undecided(linear)
+    assert measure_cost(target, target.clock).ms(16) == pytest.approx(1e3 * linear(64, 16))
+    surface = measure_surface(target, 1000, clock=target.clock).surface
+    assert surface.at(64).ms(16) == pytest.approx(1e3 * linear(64, 16))
 
 
 @pytest.mark.parametrize("run", [measure_cost, lambda target: measure_surface(target, 1e-6)])

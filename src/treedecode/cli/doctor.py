@@ -69,7 +69,7 @@ def examine() -> list[Finding]:
         _installed("transformers"),
     ]
     if torch.works:
-        findings += [_cpu(), _prepack(), _int8(), _cuda(), _mps()]
+        findings += [_cpu(), _blocks(), _prepack(), _int8(), _cuda(), _mps()]
     findings += [_optional("triton"), _default_model()]
     if torch.works and findings[2].works:
         findings.append(_calibration())
@@ -90,13 +90,19 @@ def _cpu() -> Finding:
     return Finding("CPU", True, f"{cpu_name()}, {features} kernels, {torch.get_num_threads()} threads")
 
 
+def _blocks() -> Finding:
+    from treedecode.engines.linear import probe_blocks
+
+    reason = probe_blocks()
+    return Finding("blocked linear layers", not reason, reason or "float32 models on the CPU use them")
+
+
 def _prepack() -> Finding:
     from treedecode.engines.linear import probe_prepack
 
     reason = probe_prepack()
-    return Finding(
-        "oneDNN-prepacked linear layers", not reason, reason or "float32 models on the CPU use them"
-    )
+    detail = "for float32 weights on the CPU that blocks do not fit"
+    return Finding("oneDNN-prepacked linear layers", not reason, reason or detail)
 
 
 def _int8() -> Finding:

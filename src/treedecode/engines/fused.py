@@ -19,7 +19,7 @@ from treedecode.attention.grouped import grouped_attention
 from treedecode.engines.cache import KVCache, LayerSpec
 from treedecode.engines.head import Head, choose_head
 from treedecode.engines.kernels import Kernels, choose_kernels
-from treedecode.engines.linear import Linear
+from treedecode.engines.linear import Linear, main_kind
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target
 
@@ -103,7 +103,7 @@ class FusedDecoder(Target):
         self._norms = [_norm_weight(norm, family) for norm in norms]
         self._eps = config.rms_norm_eps
         linear = Linear([model.lm_head.weight], [model.lm_head.bias], pack=consume)
-        self.linear_kind = "onednn-prepacked" if linear.packed else "torch"
+        self.linear_kind = main_kind([part for layer in self._layers for part in layer.linears])
         self._head = Head(linear, softcap)
         self._embedding = embedding.detach()
         if consume:
@@ -172,6 +172,7 @@ class _FusedLayer:
         self._out = _join([attention.o_proj], consume)
         self._gate_up = _join([mlp.gate_proj, mlp.up_proj], consume)
         self._down = _join([mlp.down_proj], consume)
+        self.linears = [self._qkv, self._out, self._gate_up, self._down]
         self._activation: Callable[[Tensor], Tensor] = mlp.act_fn
         self._eps = (
             layer.input_layernorm.eps if family.norm_offset else layer.input_layernorm.variance_epsilon

@@ -22,10 +22,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from treedecode.engines.candidates import order_candidates, top_candidates
-from treedecode.engines.linear import Linear
+from treedecode.engines.linear import Linear, thin_product
 
 # Candidates per row that are scored in float32: on text the bound leaves about ten, on noise some hundreds.
 _POOLS = (32, 1024)
@@ -49,13 +48,9 @@ class Head:
     def __init__(self, linear: Linear, softcap: float | None) -> None:
         self._linear, self._softcap = linear, softcap
 
-    def full(self) -> Linear:
-        """The linear layer of full logits."""
-        return self._linear
-
     def logits(self, hidden: Tensor) -> Tensor:
         """All logits ``[N, vocab]`` of ``[N, hidden]``."""
-        logits = self.full()(hidden)
+        logits = self._linear(hidden)
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits
@@ -88,7 +83,8 @@ class ScreenedHead(Head):
     Attributes:
         num_fallbacks: Rows that needed full logits so far.
 
-    Full logits (sampling, penalties, traces) need a packed float32 copy; it is made when they are first asked for.
+    Full logits (sampling, penalties, traces) come from the weight as it is: a packed copy would be most of the model's
+    size again.
 
     Args:
         weight: Float32 ``[vocab, hidden]``, kept; for tied weights the embedding table.
@@ -97,8 +93,7 @@ class ScreenedHead(Head):
     kind = "int8-screened"
 
     def __init__(self, weight: Tensor) -> None:
-        self._softcap = None
-        self._full: Linear | None = None
+        super().__init__(Linear([weight], [None], pack=False), None)
         self._weight = weight
         largest = weight.abs().amax(0)
         self._column_scale = torch.where(largest > 0, largest, 1.0)
@@ -109,10 +104,8 @@ class ScreenedHead(Head):
         self._rough = weight.new_empty(0, weight.shape[0])
         self.num_fallbacks = 0
 
-    def full(self) -> Linear:
-        if self._full is None:
-            self._full = Linear([self._weight], [None], pack=True)
-        return self._full
+    def logits(self, hidden: Tensor) -> Tensor:
+        return thin_product(hidden, self._weight)
 
     def top(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
         if count > _POOLS[0]:
@@ -126,9 +119,7 @@ class ScreenedHead(Head):
             rows = hidden[again]
             if pool is None or pool >= len(self._weight):
                 self.num_fallbacks += len(again)
-                # not worth a packed copy of its own: a few rows, seldom
-                logits = F.linear(rows, self._weight) if self._full is None else self.logits(rows)
-                values[again], ids[again] = top_candidates(logits, count)
+                values[again], ids[again] = super().top(rows, count)
                 break
             part = Screen(*(of_rows[again] for of_rows in screen))
             values[again], ids[again], sure[again] = self._score(rows, part, pool, count)

@@ -16,7 +16,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from treedecode.engines.cache import KVCache, LayerSpec
 from treedecode.engines.fused import layer_windows
-from treedecode.engines.linear import pack_module_linears
+from treedecode.engines.linear import main_kind, pack_module_linears
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target, UnsupportedModelError
 
@@ -73,8 +73,7 @@ class TransformersDecoder(Target):
         self._windows = layer_windows(config)
         self._kinds = getattr(config, "layer_types", None)
         self.layer_specs = self._probe_layers()
-        num_packed = pack_module_linears(model) if consume else 0
-        self.linear_kind = "onednn-prepacked" if num_packed else "torch"
+        self.linear_kind = main_kind(pack_module_linears(model) if consume else [])
 
     def _probe_layers(self) -> list[LayerSpec]:
         """Runs one token to see what every layer stores."""

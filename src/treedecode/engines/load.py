@@ -60,7 +60,7 @@ class LoadedModel:
 
     @property
     def linear(self) -> str:
-        """Code that runs the linear layers: "onednn-prepacked" or "torch"."""
+        """Code that runs the linear layers: "blocked", "onednn-prepacked" or "torch" (see ``engines.linear``)."""
         return self.target.linear_kind
 
     @property

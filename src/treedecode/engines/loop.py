@@ -6,9 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,17 +21,15 @@ from treedecode.drafters.base import (
     check_draft,
     check_is_tree,
 )
-from treedecode.engines.candidates import top_candidates
 from treedecode.engines.dense import DenseRows
+from treedecode.engines.judge import Judging, Verified
+from treedecode.engines.judging_cost import judged_cost
 from treedecode.engines.request import Request
 from treedecode.engines.rows import RowQueue
-from treedecode.engines.sampling import apply_repetition_penalty, choose
 from treedecode.engines.stats import StatsBuilder
 from treedecode.engines.step import StepInput
-from treedecode.engines.target import Target
-from treedecode.gains import PlainReference
+from treedecode.engines.target import Target, plain_reference
 from treedecode.guard import Guard
-from treedecode.streams import keyed_uniforms
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
 
@@ -41,29 +37,6 @@ from treedecode.tree import DraftTree
 PREFILL_CHUNK = 256
 # Prompt rows per vocabulary product, so that prompt logits are never held together.
 _HEAD_CHUNK = 32
-_PLAIN: WeakKeyDictionary[Target, PlainReference] = WeakKeyDictionary()
-
-
-def plain_reference(target: Target) -> PlainReference:
-    """What plain steps of a target take: one record for the guards of all its requests, and for who measures it."""
-    return _PLAIN.setdefault(target, PlainReference())
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What the target said about one step, on the host.
-
-    Attributes:
-        choices: int64 ``[N]``, the target's own choice after each node.
-        top_ids: int64 ``[N, k]``, its best next tokens.
-        top_logits: float32 ``[N, k]``, their logits, descending.
-        log_norm: float32 ``[N]``, log of the softmax denominator; None unless asked for.
-    """
-
-    choices: list[int]
-    top_ids: np.ndarray
-    top_logits: np.ndarray
-    log_norm: np.ndarray | None = None
 
 
 class StepObserver(Protocol):
@@ -119,6 +92,9 @@ class Decoder:
         self._max_new_tokens = room
         self._rows = RowQueue()
         self._dense = DenseRows() if request.dense else None
+        self._judging = Judging.of(
+            target, request.sampling, self._drafter is not None, traced=observer is not None
+        )
 
     @classmethod
     def of(
@@ -134,7 +110,8 @@ class Decoder:
         # a dense trace wants whole trees: replay cuts them
         planner = None
         if request.budget is None and not request.dense:
-            planner = BudgetPlanner(cost, Guard(plain_reference(target)))
+            judging = Judging.of(target, request.sampling, wants_rows=True, traced=observer is not None)
+            planner = BudgetPlanner(judged_cost(target, cost, judging), Guard(plain_reference(target)))
         return cls(target, request, proposer, planner, observer)
 
     @torch.inference_mode()
@@ -228,45 +205,8 @@ class Decoder:
         return tree if self._planner is None else self._planner.cut(tree, self.cache.length)
 
     def _judge(self, features: Tensor, tree: DraftTree) -> Verified:
-        """The target's choice and best candidates after every node; the one host synchronisation of a step."""
-        params, target = self._request.sampling, self._target
-        wants_rows = self._drafter is not None or self._observer is not None
-        count = min(NUM_CANDIDATES if wants_rows else 1, target.vocab_size)
-        log_norm = None
-        if params.greedy and not params.penalised and self._observer is None:
-            values, ids = target.top(features, count)
-            choices = ids[:, 0]
-        else:
-            logits = self._penalise(target.logits(features), tree)
-            values, ids = top_candidates(logits, count)
-            choices = choose(logits, params, self._uniforms(tree), ids)
-            log_norm = logits.float().logsumexp(-1, keepdim=True) if self._observer is not None else None
-        # one table of integers, so that one transfer brings everything to the host
-        columns = [choices[:, None], ids, _bits(values)] + ([] if log_norm is None else [_bits(log_norm)])
-        table = torch.cat(columns, dim=1).cpu().numpy()
-        floats = np.ascontiguousarray(table[:, 1 + count :].astype(np.int32)).view(np.float32)
-        return Verified(
-            table[:, 0].tolist(),
-            table[:, 1 : 1 + count],
-            floats[:, :count],
-            None if log_norm is None else floats[:, count],
-        )
-
-    def _penalise(self, logits: Tensor, tree: DraftTree) -> Tensor:
-        params = self._request.sampling
-        if not params.penalised:
-            return logits
-        history = torch.tensor(sorted(set(self._token_ids)), device=logits.device)
-        return apply_repetition_penalty(logits, tree, history, params.repetition_penalty or 1.0)
-
-    def _uniforms(self, tree: DraftTree) -> Tensor | None:
-        """One uniform per node, keyed by the output position of the token after it; None for greedy."""
-        params = self._request.sampling
-        if params.greedy:
-            return None
-        first = len(self._token_ids) - len(self._request.prompt_ids)
-        drawn = keyed_uniforms(params.seed, [first + depth for depth in tree.shape.depth_tuple])
-        return torch.from_numpy(drawn).to(self._target.device)
+        position = len(self._token_ids) - len(self._request.prompt_ids)
+        return self._judging(self._target, features, tree, self._token_ids, position)
 
     @torch.inference_mode()
     def _read_prompt_rows(self) -> None:
@@ -283,8 +223,3 @@ class Decoder:
         nodes = range(len(ids))
         tree = DraftTree.trusted([node - 1 for node in nodes], prompt[first:])
         self._rows.add(VerifiedRows(tree, first, tuple(nodes), ids, values))
-
-
-def _bits(values: Tensor) -> Tensor:
-    """Float32 bit patterns as int64, to travel with ids."""
-    return values.float().contiguous().view(torch.int32).long()

@@ -10,15 +10,16 @@ from datetime import datetime
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from treedecode.budget import AUTO_MAX_DRAFTED
 from treedecode.calibration import Calibration, Conditions
 from treedecode.cost import CostCurve, convex_minorant
 from treedecode.drafters.base import NUM_CANDIDATES
 from treedecode.engines.cache import KVCache
-from treedecode.engines.loop import plain_reference
+from treedecode.engines.judging_cost import typical_rows
 from treedecode.engines.step import StepInput
-from treedecode.engines.target import Target
+from treedecode.engines.target import Target, plain_reference
 from treedecode.surface import Cost, CostSurface
 
 _QUICK_ROWS = (1, 2, 4, 8, 16, 32)
@@ -194,16 +195,22 @@ class _Passes:
         # pages that nobody wrote are all the same page of zeros, which would be read from the processor's own cache
         _fill(self._cache)
         self._count = min(NUM_CANDIDATES, target.vocab_size)
+        typical = typical_rows(target, self._cache)
+        self._typical = typical[torch.arange(max(rows), device=typical.device) % len(typical)]
+
+    def _forward(self, tokens: list[int], context: int) -> Tensor:
+        self._cache.length = context
+        step = StepInput.of_chain(tokens, context, self._target.device, self._target.dtype)
+        return self._target.forward(step, self._cache)
 
     @torch.inference_mode()
     def ms(self, num_rows: int, context: int) -> float:
         """Milliseconds of one step, from tokens to candidates on the host."""
-        target, cache = self._target, self._cache
-        tokens = [token % target.vocab_size for token in range(1, num_rows + 1)]
-        cache.length = context
+        tokens = [token % self._target.vocab_size for token in range(1, num_rows + 1)]
         began = self._clock()
-        step = StepInput.of_chain(tokens, context, target.device, target.dtype)
-        target.top(target.forward(step, cache), self._count)[1].cpu()
+        self._forward(tokens, context)
+        # the context is noise: what is judged are as many rows of text
+        self._target.top(self._typical[:num_rows], self._count)[1].cpu()
         return 1e3 * (self._clock() - began)
 
 

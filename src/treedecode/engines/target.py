@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from treedecode.engines.cache import KVCache, LayerSpec
 from treedecode.engines.candidates import top_candidates
 from treedecode.engines.step import StepInput
+from treedecode.gains import PlainReference
 
 
 class UnsupportedModelError(ValueError):
@@ -66,3 +68,11 @@ class Target(ABC):
     def top(self, features: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Best ``count`` logits and ids of each row, as ``top_candidates`` gives them; may skip the full logits."""
         return top_candidates(self.logits(features), count)
+
+
+_PLAIN: WeakKeyDictionary[Target, PlainReference] = WeakKeyDictionary()
+
+
+def plain_reference(target: Target) -> PlainReference:
+    """What plain steps of a target take: one record for the guards of all its requests, and for who measures it."""
+    return _PLAIN.setdefault(target, PlainReference())

@@ -6,7 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from treedecode.accept import Acceptance
-from treedecode.engines.loop import StepObserver, Verified
+from treedecode.engines.judge import Verified
+from treedecode.engines.loop import StepObserver
 from treedecode.engines.request import Request
 from treedecode.trace import StepRecord, TraceWriter
 from treedecode.tree import DraftTree
