@@ -38,11 +38,13 @@ def typical_rows(target: Target, cache: KVCache) -> Tensor:
     """
     cache.length = 0
     tokens = [token % target.vocab_size for token in range(1, 1 + min(_TYPICAL_ROWS, cache.capacity))]
-    for round_ in range(1 + _TYPICAL_ROUNDS):
-        features = target.forward(StepInput.of_chain(tokens, 0, target.device, target.dtype), cache)
-        if round_ < _TYPICAL_ROUNDS:
-            tokens = tokens[:1] + target.top(features, 1)[1][:-1, 0].tolist()
-    return features
+
+    def features() -> Tensor:
+        return target.forward(StepInput.of_chain(tokens, 0, target.device, target.dtype), cache)
+
+    for _ in range(_TYPICAL_ROUNDS):
+        tokens = tokens[:1] + target.top(features(), 1)[1][:-1, 0].tolist()
+    return features()
 
 
 def judged_cost(
