@@ -50,22 +50,22 @@ class Reader:
     target: Target
     cache: KVCache
 
-    def rows(self, step: StepInput, temperature: float) -> Tensor:
-        """Distributions after every node of a step, float32 ``[N, V]``; the cache's length stays."""
-        logits = self.target.logits(self.target.forward(step, self.cache)).float()
+    def rows(self, step: StepInput, temperature: float, kept: slice | list[int] = slice(None)) -> Tensor:
+        """Distributions after the ``kept`` nodes of a step, float32 ``[.., V]``; the cache's length stays."""
+        logits = self.target.logits(self.target.forward(step, self.cache)[kept]).float()
         return (logits / temperature).softmax(-1)
 
     def read(self, token_ids: list[int], temperature: float) -> Tensor:
         """Adds tokens to the text; the distribution after them, ``[1, V]``."""
         step = StepInput.of_chain(token_ids, self.cache.length, self.target.device, self.target.dtype)
-        rows = self.rows(step, temperature)[-1:]
+        rows = self.rows(step, temperature, slice(-1, None))
         self.cache.length += len(token_ids)
         return rows
 
-    def tree_rows(self, tree: DraftTree, temperature: float) -> Tensor:
+    def tree_rows(self, tree: DraftTree, temperature: float, kept: slice | list[int] = slice(None)) -> Tensor:
         """``rows`` of a tree whose root is not in the cache yet."""
         step = StepInput.of_tree(tree, self.cache.length, self.target.device, self.target.dtype)
-        return self.rows(step, temperature)
+        return self.rows(step, temperature, kept)
 
 
 def open_pair(noise: float, capacity: int) -> tuple[Any, Reader, Reader]:
@@ -90,16 +90,14 @@ def draft(
     """A tree of ``shape`` and the distributions its children come from, level by level."""
     tokens = [root] + [0] * shape.num_drafted
     numbers = torch.from_numpy(drafting_uniforms(seed, drafter.cache.length, shape.num_nodes))
-    rows = torch.empty(0)
-    for depth in range(max(1, shape.max_depth)):
-        kept = [node for node in range(shape.num_nodes) if shape.depth_tuple[node] <= depth]
-        partial = drafter.tree_rows(DraftTree.sampled(shape, tokens).within_depth(depth), temperature)
-        rows = partial.new_zeros(shape.num_nodes, partial.shape[1])
-        rows[kept] = partial
-        for node in kept:
+    rows = torch.zeros(shape.num_nodes, drafter.target.vocab_size)
+    for depth in range(shape.max_depth):
+        grown = [node for node in range(shape.num_nodes) if shape.depth_tuple[node] <= depth]
+        inner = [node for node in grown if shape.depth_tuple[node] == depth and shape.children(node)]
+        partial = DraftTree.sampled(shape, tokens).within_depth(depth)
+        rows[inner] = drafter.tree_rows(partial, temperature, [grown.index(node) for node in inner])
+        for node in inner:
             children = list(shape.children(node))
-            if shape.depth_tuple[node] != depth or not children:
-                continue
             if how == "list":
                 drafted = rows[node].topk(len(children)).indices
             else:

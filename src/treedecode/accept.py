@@ -169,30 +169,32 @@ def accept_sampled(
 def _accept_drawn(
     tree: DraftTree, probs: np.ndarray, drafted: np.ndarray, method: str, numbers: Iterator[float]
 ) -> Acceptance:
-    """A batch of one, on the CPU, linked by rank instead of node order."""
+    """A batch of one, on the CPU, in float64."""
     import torch
 
     from treedecode import accept_sampling
+    from treedecode.walking import link
 
+    shape = tree.shape
+    order = [0]  # siblings stand in rank order, whatever the order of the nodes
+    for node in order:
+        order.extend(shape.children(node))
+    place = {node: index for index, node in enumerate(order)}
+    parents = torch.tensor([[-1, *(place[shape.parent_tuple[node]] for node in order[1:])]])
+    tokens = torch.tensor([[tree.token_tuple[node] for node in order]])
+    target, draft = (torch.tensor(rows[order], dtype=torch.float64)[None] for rows in (probs, drafted))
     given = list(islice(numbers, tree.num_nodes))
     uniforms = torch.tensor([given + [0.0] * (tree.num_nodes - len(given))], dtype=torch.float64)
-    links = [torch.tensor([link.tolist()]) for link in tree.shape.linked()]
-    trees = accept_sampling.Trees(
-        torch.tensor([tree.token_tuple]), torch.tensor([tree.shape.parent_tuple]), *links
-    )
-    target, draft = (torch.tensor(rows, dtype=torch.float64)[None] for rows in (probs, drafted))
-    depth = tree.shape.max_depth
+
+    trees, depth = link(parents, tokens), shape.max_depth
     walked = accept_sampling.walk(trees, target, draft, uniforms, method, depth, tree.num_drafted)
     used = int(walked.used) + 1
     if used > len(given):
         raise ValueError(f"uniforms ran out: expected at least {used}, got {len(given)}")
     result = accept_sampling.finish(trees, walked, uniforms, depth)
     num_accepted = int(result.num_accepted)
-    return Acceptance(
-        result.path[0, : num_accepted + 1].tolist(),
-        result.token_ids[0, : num_accepted + 1].tolist(),
-        num_accepted,
-    )
+    path = [order[node] for node in result.path[0, : num_accepted + 1].tolist()]
+    return Acceptance(path, result.token_ids[0, : num_accepted + 1].tolist(), num_accepted)
 
 
 def _inverse_cdf(probs: np.ndarray, uniform: float) -> int:

@@ -55,7 +55,7 @@ class BudgetPlanner:
         size = choose_budget(reach[1:], curve, tree.num_drafted)
         best = tree.prefix(size)
         if guard is not None and guard.looks:
-            chain, chain_reach = _best_chain(tree, reach)
+            chain, chain_reach = likeliest_chain(tree, reach)
             chain_size = choose_budget(chain_reach[1:], curve, chain.num_drafted)
             chain = chain.prefix(chain_size)
             ms = curve.table(1 + max(size, chain_size))
@@ -119,45 +119,64 @@ class BudgetPlanner:
         return [math.exp(score) for score in tree.scores.tolist()]
 
 
+class Follower:
+    """How far the text goes along a draft that is not verified.
+
+    Args:
+        draft: Its root is the last committed token.
+    """
+
+    def __init__(self, draft: DraftTree) -> None:
+        self._draft = draft
+        self._node: int | None = 0 if draft.num_drafted else None
+        self.num_accepted = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether the text has left the draft."""
+        return self._node is None
+
+    def follow(self, token: int) -> None:
+        """The next token of the text."""
+        node, self._node = self._node, None
+        if node is None:
+            return
+        # over the nodes rather than their children: a tree that is only looked at never has those listed
+        parents, tokens = self._draft.shape.parent_tuple, self._draft.token_tuple
+        for child in range(node + 1, len(parents)):
+            if parents[child] == node and tokens[child] == token:
+                self._node = child
+                self.num_accepted += 1
+                break
+
+
 class _PendingLook:
     """A draft that is not verified, and how far the text has followed its tree and its chain."""
 
     def __init__(
         self, tree: DraftTree, tree_ms: float, chain: DraftTree, chain_ms: float, plain_ms: float
     ) -> None:
-        self._drafts = tree, chain
+        self._tree, self._chain = Follower(tree), Follower(chain)
         self._ms = tree_ms, chain_ms, plain_ms
-        self._nodes: list[int | None] = [0 if draft.num_drafted else None for draft in self._drafts]
-        self._accepted = [0, 0]
 
     def follow(self, token: int) -> None:
         """The next token of the text."""
-        # over the nodes rather than their children: a tree that is only looked at never has those listed
-        for i, draft in enumerate(self._drafts):
-            node = self._nodes[i]
-            if node is None:
-                continue
-            parents, tokens = draft.shape.parent_tuple, draft.token_tuple
-            self._nodes[i] = None
-            for child in range(node + 1, len(parents)):
-                if parents[child] == node and tokens[child] == token:
-                    self._nodes[i] = child
-                    self._accepted[i] += 1
-                    break
+        self._tree.follow(token)
+        self._chain.follow(token)
 
     @property
     def done(self) -> bool:
         """Whether the text has left both."""
-        return self._nodes == [None, None]
+        return self._tree.done and self._chain.done
 
     @property
     def result(self) -> Look:
         """What both would have given."""
         tree_ms, chain_ms, plain_ms = self._ms
-        return Look(self._accepted[0], tree_ms, self._accepted[1], chain_ms, plain_ms)
+        return Look(self._tree.num_accepted, tree_ms, self._chain.num_accepted, chain_ms, plain_ms)
 
 
-def _best_chain(tree: DraftTree, reach: Sequence[float]) -> tuple[DraftTree, list[float]]:
+def likeliest_chain(tree: DraftTree, reach: Sequence[float]) -> tuple[DraftTree, list[float]]:
     """The likeliest child of the likeliest child, and so on, with the reach of each."""
     best: dict[int, int] = {}
     for node, parent in enumerate(tree.shape.parent_tuple):

@@ -58,7 +58,7 @@ class GainWindow:
         self.emitted = self.cost = self.promised = self.ratio = 0.0
         self._variance = 0.0
 
-    def add(self, emitted: int, cost: float, promised: float, predicted: float, scale: float) -> float:
+    def add(self, emitted: float, cost: float, promised: float, predicted: float, scale: float) -> float:
         """Takes a step in and returns its cost without what is an outlier."""
         cost = min(cost, _OUTLIER * (self.cost if self.num_steps >= 4 else predicted * scale))
         self.num_steps += 1

@@ -64,9 +64,9 @@ class Look:
         plain_ms: what a plain step takes by the cost curve.
     """
 
-    tree_accepted: int
+    tree_accepted: float
     tree_ms: float
-    chain_accepted: int
+    chain_accepted: float
     chain_ms: float
     plain_ms: float
 
@@ -145,7 +145,7 @@ class Guard:
 
     def record(
         self,
-        num_emitted: int,
+        num_emitted: float,
         step_ms: float,
         draft_ms: float,
         num_drafted: int,
@@ -156,13 +156,13 @@ class Guard:
         """Learns from one step.
 
         Args:
-            num_emitted: tokens of the step.
+            num_emitted: tokens of the step; of a batch, per request.
             step_ms: all of it, drafting included.
             draft_ms: drafting and planning.
             num_drafted: verified nodes, the root apart.
-            promised: expected accepted tokens, by the reach of the verified nodes.
+            promised: expected accepted tokens, by the reach of the verified nodes; of a batch, per request.
             predicted_ms: by the cost curve, for the rows of the step.
-            plain_ms: by the cost curve, for one row.
+            plain_ms: by the cost curve, for one row per request.
         """
         self._num_steps += 1
         forward_ms = step_ms - draft_ms
@@ -212,7 +212,7 @@ class Guard:
                 self._chain = self._window, self._account
                 self._try(Mode.TREE, "trees look better than chains")
 
-    def _judge(self, num_emitted: int, cost: float, promised: float, predicted: float) -> None:
+    def _judge(self, num_emitted: float, cost: float, promised: float, predicted: float) -> None:
         window, plain = self._window, self._plain
         cost = window.add(num_emitted, cost, promised, predicted, plain.scale)
         gain = num_emitted * self._worth() - cost / plain.scale

@@ -12,6 +12,10 @@ and its rejection changes nothing.
 
 A chain is block verification (arXiv:2403.10444, Algorithm 2); trees are traversal verification (arXiv:2505.12398). Any
 tree may be walked, at any width and depth.
+
+What a node's state is when it is judged depends neither on the numbers nor on what is below its children: that they are
+rejected is all it sees. So the weights of all nodes are computed first, one node's children after another, and the node
+that is accepted is the first in postorder whose number is below its weight.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import torch
 from torch import Tensor
 
 from treedecode.drawing import at, normalised, rows_of, wide_dtype, without
-from treedecode.walking import Trees, Walked
+from treedecode.walking import Trees, Walked, ancestors
 
 
 def bottom_up(
@@ -31,10 +35,7 @@ def bottom_up(
     replacement: bool,
     depth_limit: int,
 ) -> Walked:
-    """Walk every tree of the batch.
-
-    Every round enters one node or judges one, for every row: ``2 N - 1`` rounds. The rows of the current node's
-    ancestors wait in a stack of ``depth_limit + 1`` levels.
+    """Walk every tree of the batch, in ``N - 1`` rounds over ``[B, V]`` rows.
 
     Args:
         trees: topology and tokens.
@@ -44,52 +45,59 @@ def bottom_up(
         replacement: whether siblings were drawn with replacement.
         depth_limit: deeper nodes are not entered.
     """
-    batch_size, size = trees.parents.shape
-    rows = torch.arange(batch_size, device=trees.parents.device)
-    node, level, used = (trees.parents.new_zeros(batch_size) for _ in range(3))
-    child = trees.first_child[:, 0]
-    done = torch.zeros_like(node, dtype=torch.bool)
-    levels = min(depth_limit, size - 1) + 1
-    target, draft = normalised(rows_of(target_probs, node)), normalised(rows_of(draft_probs, node))
-    targets, drafts = (row.new_zeros(batch_size, levels, row.shape[1]) for row in (target, draft))
-    weights = target.new_ones(batch_size, levels, dtype=wide_dtype(target))
-    targets[:, 0], drafts[:, 0] = target, draft
+    size = trees.num_nodes
+    seen = ancestors(trees.parents)
+    reached = seen[:, :, 0] & (seen.sum(2) - 1 <= depth_limit)
+    place = _postorder(trees, seen, reached)
+    numbers = uniforms.gather(1, place)
+    # all children of a node after another, parents before their children; nodes out of reach come last
+    order = torch.where(reached, trees.parents, size)
+    order[:, 0] = size
+    order = order.argsort(dim=1, stable=True)
 
-    for _ in range(2 * size - 1):
-        enters = ~done & (child >= 0) & (level + 1 < levels)
-        judged = ~done & ~enters
-        passed = judged & ((level == 0) | accepts(at(uniforms, used), at(weights, level)))
-        failed = judged & ~passed
-        used = used + (judged & (level > 0))
-        done = done | passed
+    parent = trees.parents.new_zeros(len(trees.parents))
+    target, draft = normalised(rows_of(target_probs, parent)), normalised(rows_of(draft_probs, parent))
+    weight = target.new_ones(len(target), dtype=wide_dtype(target))
+    weights = target.new_zeros(trees.parents.shape, dtype=weight.dtype)
+    weights[:, 0] = 1
+    # the rows of the first node in postorder that passed, of those with children
+    last, last_place = target, torch.full_like(parent, size)
+    for turn in range(size - 1):
+        child = order[:, turn]
+        real = at(reached, child) & (child > 0)
+        above = torch.where(real, at(trees.parents, child), parent)
+        starts = above != parent
+        parent = above
+        target = torch.where(starts[:, None], normalised(rows_of(target_probs, parent)), target)
+        draft = torch.where(starts[:, None], normalised(rows_of(draft_probs, parent)), draft)
+        weight = at(weights, parent)
 
-        # where the node is entered, its parent is the current node; where one was rejected, its parent is updated
-        above = torch.where(failed, level - 1, level)
-        target, draft, weight = targets[rows, above], drafts[rows, above], at(weights, above)
-        entered = child.clamp(min=0)
-        token = at(trees.token_ids, torch.where(enters, entered, node))
-        share = entry_weight(weight, at(target, token), at(draft, token))
-        undrawn = at(draft, token) == 0
+        token = at(trees.token_ids, child)
+        drawn = at(draft, token)
+        share = entry_weight(weight, at(target, token), drawn)
+        weights.scatter_(1, child[:, None], torch.where(real, share, at(weights, child))[:, None])
+        rejects = real & (drawn > 0)
         rest, rest_weight = remainder(weight, target, draft)
-        rest = torch.where(undrawn[:, None], target, rest)
-        rest_weight = torch.where(undrawn, weight, rest_weight)
-        left = draft if replacement else without(draft, token)
+        target = torch.where(rejects[:, None], rest, target)
+        weight = torch.where(rejects, rest_weight, weight)
+        if not replacement:
+            draft = torch.where(rejects[:, None], without(draft, token), draft)
+        weights.scatter_(1, parent[:, None], weight[:, None])
 
-        below = torch.where(enters, level + 1, above)
-        new_target = torch.where(enters[:, None], normalised(rows_of(target_probs, entered)), rest)
-        new_draft = torch.where(enters[:, None], normalised(rows_of(draft_probs, entered)), left)
-        changed = enters | failed
-        targets[rows, below] = torch.where(changed[:, None], new_target, target)
-        drafts[rows, below] = torch.where(changed[:, None], new_draft, draft)
-        weights[rows, below] = torch.where(enters, share, torch.where(failed, rest_weight, weight))
-        child = torch.where(
-            enters,
-            at(trees.first_child, entered),
-            torch.where(failed, at(trees.next_sibling, node), child),
-        )
-        node = torch.where(enters, entered, torch.where(failed, at(trees.parents, node).clamp(min=0), node))
-        level = below
-    return Walked(_path_of(trees, node, levels), targets[rows, level], used)
+        following = order[:, turn + 1]
+        more = at(reached, following) & (following > 0) & (at(trees.parents, following) == parent)
+        judged = real & ~more & (at(place, parent) < last_place)
+        passed = judged & ((parent == 0) | accepts(at(numbers, parent), weight))
+        last = torch.where(passed[:, None], target, last)
+        last_place = torch.where(passed, at(place, parent), last_place)
+
+    nodes = torch.arange(size, device=parent.device)
+    passed = reached & ((nodes == 0) | accepts(numbers, weights))
+    node = torch.where(passed, place, size).argmin(1)
+    childless = ~(reached & (trees.parents == node[:, None])).any(1)
+    rows = torch.where(childless[:, None], normalised(rows_of(target_probs, node)), last)
+    path = seen[torch.arange(len(node), device=node.device), node]
+    return Walked(path, rows, at(place, node) + (node > 0))
 
 
 def accepts(uniforms: Tensor, weight: Tensor) -> Tensor:
@@ -118,10 +126,11 @@ def remainder(weight: Tensor, target: Tensor, draft: Tensor) -> tuple[Tensor, Te
     return new_target, new_weight
 
 
-def _path_of(trees: Trees, node: Tensor, levels: int) -> Tensor:
-    nodes = torch.arange(trees.num_nodes, device=node.device)
-    accepted = (nodes == 0).expand_as(trees.parents)
-    for _ in range(levels - 1):
-        accepted = accepted | (nodes == node[:, None])
-        node = at(trees.parents, node).clamp(min=0)
-    return accepted
+def _postorder(trees: Trees, seen: Tensor, reached: Tensor) -> Tensor:
+    """How many nodes are judged before each: those below it, and those of its path's elder siblings; ``[B, N]``."""
+    nodes = torch.arange(trees.num_nodes, device=seen.device)
+    sizes = (seen & reached[:, :, None]).sum(1)
+    siblings = (trees.parents[:, None, :] == trees.parents[:, :, None]) & reached[:, None, :]
+    elder = siblings & (nodes < nodes[:, None])
+    before = (elder * sizes[:, None, :]).sum(2)
+    return torch.where(reached, (seen * before[:, None, :]).sum(2) + sizes - 1, 0)

@@ -57,3 +57,15 @@ def link(parents: Tensor, token_ids: Tensor, num_nodes: Tensor | None = None) ->
     siblings = (parents[:, None, :] == parents[:, :, None]) & later & valid[:, :, None]
     has_next, following = siblings.max(2)
     return Trees(token_ids, parents, torch.where(has_child, first, -1), torch.where(has_next, following, -1))
+
+
+def ancestors(parents: Tensor) -> Tensor:
+    """``[b, i, j]``: whether node j is i or an ancestor of i, bool ``[B, N, N]``; -1 and the root end a path."""
+    batch_size, size = parents.shape
+    nodes = torch.arange(size, device=parents.device)
+    pointer = torch.where(parents >= 0, parents, nodes)
+    seen = (nodes[:, None] == nodes).expand(batch_size, size, size)
+    for _ in range((size - 1).bit_length()):
+        seen = seen | seen.gather(1, pointer[:, :, None].expand(-1, -1, size))
+        pointer = pointer.gather(1, pointer)
+    return seen

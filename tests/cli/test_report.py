@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import treedecode as td
 from treedecode.cli.report import Comparison, closing_line, comparison_lines
-from treedecode.engines import loop
+from treedecode.engines import target
 from treedecode.engines.stats import StatsBuilder
 from treedecode.guard import Mode, ModeChange
 
@@ -59,7 +59,8 @@ def test_a_comparison_says_the_sizes_of_the_trees_alone() -> None:
 
 
 def test_json_has_the_whole_distribution(run, tiny, monkeypatch) -> None:
-    monkeypatch.setattr(loop, "_PLAIN", WeakKeyDictionary())  # as for the first request of a model
+    run("generate", "--model", tiny, "--max-new-tokens", 1, "the tree")  # loading measures a plain step
+    monkeypatch.setattr(target, "_PLAIN", WeakKeyDictionary())  # as for the first request of a model
     found = json.loads(run("generate", "--model", tiny, "--max-new-tokens", 40, "--json", "the tree").out)
     stats = found["stats"]
     assert stats["steps_by_size"] == {

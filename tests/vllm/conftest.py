@@ -68,7 +68,7 @@ def llm(model_dir: str) -> Any:
 
     from treedecode.vllm import engine_args
 
-    arguments = engine_args(BUDGET, drafter="tests.vllm.drafters:make", max_depth=8)
+    arguments = engine_args(BUDGET, drafter="tests.vllm.drafters:make", max_depth=8, cost="off")
     return LLM(model_dir, **ENGINE, **arguments, disable_log_stats=False)
 
 

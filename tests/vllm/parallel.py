@@ -21,9 +21,8 @@ def main(model: str, file: str) -> None:
 
     from treedecode.vllm import engine_args
 
-    llm = LLM(
-        model, tensor_parallel_size=2, distributed_executor_backend="mp", **ENGINE, **engine_args(budget=12)
-    )
+    trees = engine_args(budget=12, cost="off")
+    llm = LLM(model, tensor_parallel_size=2, distributed_executor_backend="mp", **ENGINE, **trees)
     answers = {name: to_plain(run_cases(llm, GROUPS[name])) for name in GROUPS_RUN}
     Path(file).write_text(json.dumps([answers, llm.collective_rpc("tree_counts")]))
 

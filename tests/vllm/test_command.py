@@ -15,7 +15,7 @@ def value_after(argv, flag):
 
 
 def test_flags_are_passed_on_and_trees_added():
-    command = serve_command("some/model", ["--port", "8001", "--dtype=float32"], 9, "suffix", 4)
+    command = serve_command("some/model", ["--port", "8001", "--dtype=float32"], 9, "suffix", 4, cost="off")
     assert command.argv[1:8] == [
         "-m",
         "treedecode.vllm.launch",
@@ -27,7 +27,7 @@ def test_flags_are_passed_on_and_trees_added():
     ]
     assert value_after(command.argv, "--speculative-config")["num_speculative_tokens"] == 9
     assert value_after(command.argv, "--additional-config") == {
-        "treedecode": {"drafter": "suffix", "max_depth": 4, "width": 3}
+        "treedecode": {"drafter": "suffix", "max_depth": 4, "cost": "off", "width": 3}
     }
     assert command.environment == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from treedecode.cost import CostCurve
 from treedecode.drafters import MergedDrafter
 from treedecode.vllm import TreeOptions, engine_args
 
@@ -15,7 +16,7 @@ def test_budget_zero_is_stock_vllm():
 def test_arguments_of_an_engine():
     arguments = engine_args(16, drafter="suffix", max_depth=5)
     assert arguments["speculative_config"]["num_speculative_tokens"] == 16
-    assert TreeOptions.of(arguments["additional_config"]) == TreeOptions("suffix", 5)
+    assert TreeOptions.of(arguments["additional_config"]) == TreeOptions(drafter="suffix", max_depth=5)
     assert TreeOptions.of({}) == TreeOptions()
 
 
@@ -28,6 +29,7 @@ def test_arguments_of_an_engine():
         ({"drafter": "nothing"}, ValueError, "drafter must be one of merged, .* got 'nothing'"),
         ({"drafter": 3}, TypeError, "drafter must be a name"),
         ({"max_depth": 0}, ValueError, "max_depth must be at least 1, got 0"),
+        ({"cost": 3}, TypeError, "cost must be auto, off or a path, got 3"),
         ({"width": 0}, ValueError, "width must be at least 1, got 0"),
     ],
 )
@@ -73,11 +75,28 @@ def test_bad_additional_config_is_named(given):
 
 
 def test_a_drafter_of_ones_own():
-    factory = TreeOptions("treedecode.drafters.merged:MergedDrafter").drafter_factory()
+    factory = TreeOptions(drafter="treedecode.drafters.merged:MergedDrafter").drafter_factory()
     assert factory is MergedDrafter
 
 
 @pytest.mark.parametrize("path", ["no.such.module:make", "treedecode.drafters:missing", "json:JSONDecoder"])
 def test_a_drafter_that_cannot_be_made(path):
     with pytest.raises(ValueError, match="cannot be made"):
-        TreeOptions(path).drafter_factory()
+        TreeOptions(drafter=path).drafter_factory()
+
+
+def test_a_saved_cost(tmp_path):
+    file = tmp_path / "cost.json"
+    curve = CostCurve([1, 8], [1.0, 2.0])
+    file.write_text(curve.to_json())
+    assert TreeOptions(cost=str(file)).saved_cost() == curve
+    assert TreeOptions().saved_cost() is TreeOptions(cost="off").saved_cost() is None
+
+
+@pytest.mark.parametrize("content", [None, "{}", '{"rows": [1], "ms": [-1]}', '{"rows": "x", "ms": [1]}'])
+def test_a_cost_that_cannot_be_read(tmp_path, content):
+    file = tmp_path / "cost.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ValueError, match=r"cost must be auto, off or a file, and '.*cost.json' is none"):
+        TreeOptions(cost=str(file)).saved_cost()

@@ -11,8 +11,8 @@ def test_counters_of_two_steps():
     tree = DraftTree.build([-1, 0, 0, 2], [9, 1, 2, 3])[0]
     bare = DraftTree.root_only(9)
     counts = TreeCounts()
-    counts.add_step([tree, bare], [accept_greedy(tree, [2, 0, 3, 7]), accept_greedy(bare, [4])])
-    counts.add_step([tree], [accept_greedy(tree, [8, 0, 0, 0])])
+    counts.add_step([(tree, accept_greedy(tree, [2, 0, 3, 7])), (bare, accept_greedy(bare, [4]))])
+    counts.add_step([(tree, accept_greedy(tree, [8, 0, 0, 0]))])
     assert counts.to_dict() == {
         "num_request_steps": 3,
         "num_bare": 1,
@@ -39,7 +39,7 @@ def test_counters_of_two_steps():
 def test_a_walk_that_was_cut_tried_nothing_at_its_last_node():
     chain = DraftTree.build([-1, 0, 1], [9, 1, 2])[0]
     counts = TreeCounts()
-    counts.add_step([chain], [accept_greedy(chain, [1, 2, 3]).cut(1)])
+    counts.add_step([(chain, accept_greedy(chain, [1, 2, 3]).cut(1))])
     assert (counts.num_emitted, counts.num_accepted, counts.num_wasted) == (1, 1, 1)
     assert counts.tried_by_depth == counts.accepted_by_depth == {1: 1}
 
@@ -47,9 +47,9 @@ def test_a_walk_that_was_cut_tried_nothing_at_its_last_node():
 def test_what_was_counted_since():
     chain = DraftTree.build([-1, 0], [9, 1])[0]
     counts = TreeCounts()
-    counts.add_step([chain], [accept_greedy(chain, [1, 2])])
+    counts.add_step([(chain, accept_greedy(chain, [1, 2]))])
     before = counts.copy()
-    counts.add_step([chain, chain], [accept_greedy(chain, [1, 2]), accept_greedy(chain, [5, 2])])
+    counts.add_step([(chain, accept_greedy(chain, [1, 2])), (chain, accept_greedy(chain, [5, 2]))])
     since = counts.since(before)
     assert (since.num_request_steps, since.num_emitted, since.last_budget) == (2, 3, 2)
     assert since.tried_by_depth == {1: 2} and since.accepted_by_depth == {1: 1}

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.vllm
 def counted():
     tree = DraftTree.build([-1, 0, 0, 2], [9, 1, 2, 3])[0]
     counts = TreeCounts(num_drafted=8, num_moved_bytes=640, num_failed_drafts=1)
-    counts.add_step([tree, tree], [accept_greedy(tree, [2, 0, 3, 7]), accept_greedy(tree, [8, 0, 0, 0])])
+    counts.add_step([(tree, accept_greedy(tree, choices)) for choices in ([2, 0, 3, 7], [8, 0, 0, 0])])
     return counts
 
 
@@ -73,7 +73,8 @@ def test_a_second_engine_of_the_process_and_new_counters_count_on():
     metrics.record(counts)
     assert value("steps_total", "two") == 4
     counts = TreeCounts()
-    counts.add_step([DraftTree.root_only(1)], [accept_greedy(DraftTree.root_only(1), [2])])
+    bare = DraftTree.root_only(1)
+    counts.add_step([(bare, accept_greedy(bare, [2]))])
     metrics.record(counts)
     assert value("steps_total", "two") == 5 and value("steps_without_tree_total", "two") == 1
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from treedecode.accept import Acceptance
 from treedecode.drafters.base import VerifiedRows
 from treedecode.tree import DraftTree
 
@@ -130,3 +131,44 @@ def test_a_failure_costs_one_request_its_tree():
     assert proposer.counts.num_failed_drafts == 4
     propose(proposer, requests)
     assert proposer.counts.num_failed_drafts == 8 and len(proposer._reported) == 3
+
+
+class Scored(Script):
+    """Scores its nodes: for prompts that start with 1 with logits, else with log reach."""
+
+    def propose(self, context):
+        tree = super().propose(context)
+        scores = [0.0, 1000.0, 9.0, 8.0, 7.0] if self.prompt_ids[0] == 1 else [0.0, -0.1, -2.0, -0.3, -0.9]
+        return DraftTree(tree.shape, tree.token_ids, scores)
+
+
+def test_the_planner_cuts_what_all_requests_drafted():
+    from treedecode.cost import CostCurve
+    from treedecode.vllm.planner import BatchPlanner
+
+    proposer = make_proposer(f"{__name__}:Scored")
+    proposer.planner = BatchPlanner(CostCurve([1, 100], [10.0, 10.01]), max_rows=5)
+    requests = [
+        ("a", 1, [5, 20], 9, False),
+        ("logits", 1, [1, 20], 9, False),
+        ("ended", 1, [5, 20], -1, False),
+    ]
+    drafts = [[]]
+    for _ in range(8):  # the guard measures plain steps first
+        root = DraftTree.root_only(20)
+        walked = {name: (root, Acceptance([0], [20], 0)) for name in ("a", "logits")}
+        proposer.planner.record(walked, 10.0, 0.0)
+        drafts = propose(proposer, requests)
+    # five rows: the two roots, and the three likeliest nodes in an order that stays a tree
+    assert drafts == [[11, 12, 13], [], []] and set(proposer.proposed) == {"a"}
+    assert proposer.counts.num_failed_drafts > 0 and proposer.counts.num_drafted > 0
+
+
+def test_no_drafter_is_asked_while_plain_steps_are_measured():
+    from treedecode.cost import CostCurve
+    from treedecode.vllm.planner import BatchPlanner
+
+    proposer = make_proposer()
+    proposer.planner = BatchPlanner(CostCurve([1, 100], [10.0, 10.01]), max_rows=50)
+    assert propose(proposer, [("a", 1, [5, 20], 9, False)]) == [[]]
+    assert not proposer.drafts and not proposer._states

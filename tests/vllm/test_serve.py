@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.vllm.cases import ENGINE, ENVIRONMENT, GROUPS
+from treedecode.cost import CostCurve
 
 pytestmark = [pytest.mark.vllm, pytest.mark.real_model]
 
@@ -52,9 +53,22 @@ def server(model_dir, tmp_path_factory):
     """A server with trees."""
     address = f"http://127.0.0.1:{free_port()}"
     log = tmp_path_factory.mktemp("serve") / "log.txt"
+    cost = log.with_name("cost.json")
+    cost.write_text(CostCurve([1, 1024], [50.0, 50.1]).to_json())
     flags = ["--host", "127.0.0.1", "--port", address.rpartition(":")[2], "--dtype", ENGINE["dtype"]]
     flags += ["--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "8", "--seed", "0"]
-    command = [sys.executable, "-m", "treedecode", "serve", model_dir, "--budget", "8", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "treedecode",
+        "serve",
+        model_dir,
+        "--budget",
+        "8",
+        "--cost",
+        str(cost),
+        *flags,
+    ]
     # the server's own process layout, not that of the tests' engine
     environment = {**os.environ, **ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     environment |= {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOG_STATS_INTERVAL": "0.5"}
@@ -125,13 +139,15 @@ def test_metrics_over_http_are_those_of_the_outputs(server, model_dir, reference
 
     answers = [reference["kinds"][2][0], reference["features"][4][0]]
     assert gained("emitted_tokens") == sum(len(answer.token_ids) for answer in answers)
-    assert gained("steps") < gained("emitted_tokens")
-    assert gained("drafted_nodes") >= gained("verified_nodes") > gained("accepted_nodes") > 0
+    assert gained("drafted_nodes") >= gained("verified_nodes") >= gained("accepted_nodes")
     assert gained("wasted_nodes") == gained("verified_nodes") - gained("accepted_nodes")
-    assert gained("tried_by_depth", 1) >= gained("accepted_by_depth", 1) > 0
-    assert gained("tried_by_rank", 1) >= gained("accepted_by_rank", 1)
-    assert gained("accepted_by_rank", 0) > 0
-    assert gained("steps_without_tree") >= len(jobs)  # those of the prompts
+    assert gained("tried_by_rank", 0) >= gained("accepted_by_rank", 0)
+    assert len(jobs) <= gained("steps_without_tree") <= gained("steps")  # at least those of the prompts
+    # trees were tried for both tests' requests, however they paid
+    whole_life = ("drafted_nodes", "verified_nodes", "accepted_nodes", "compaction_bytes", "sibling_rescues")
+    assert all(after[f"tree_{name}_total", None] > 0 for name in whole_life[:3])
+    assert all((f"tree_{name}_total", None) in after for name in whole_life)
+    assert after["tree_tried_by_depth_total", 1] >= after["tree_accepted_by_depth_total", 1] > 0
     assert after["tree_emitted_tokens_per_step", None] > 1
     log = server.log.read_text()
     assert re.search(r"Tree metrics: E\[L\]: [1-9].* steps without a tree: \d+ of [1-9]", log)

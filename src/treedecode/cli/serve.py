@@ -26,6 +26,12 @@ def serve(
         str, typer.Option(help="merged, recycling, suffix, prompt-lookup, or package.module:factory.")
     ] = "merged",
     max_depth: Annotated[int, typer.Option(help="Deepest drafted node.")] = 32,
+    cost: Annotated[
+        str,
+        typer.Option(
+            help="What steps cost, by which trees are sized: auto (measured at start-up), off, or a JSON file."
+        ),
+    ] = "auto",
     width: Annotated[
         int, typer.Option(help="With --speculative-config: candidates per position of vLLM's own drafter.")
     ] = DEFAULT_WIDTH,
@@ -34,7 +40,9 @@ def serve(
 ) -> None:
     """Serves MODEL with vLLM's OpenAI-compatible server, trees on. Every other flag is passed on to vllm serve."""
     with bad_input():
-        command = serve_command(model, context.args, budget, drafter, max_depth, width)
+        command = serve_command(
+            model, context.args, budget, drafter=drafter, max_depth=max_depth, cost=cost, width=width
+        )
         if not show:
             check_version()
     if show:

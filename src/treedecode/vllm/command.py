@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from treedecode.vllm.config import CONFIG_KEY, DEFAULT_WIDTH, engine_args
 
@@ -41,6 +42,7 @@ def serve_command(
     budget: int,
     drafter: str = "merged",
     max_depth: int = 32,
+    cost: str = "auto",
     width: int = DEFAULT_WIDTH,
 ) -> ServeCommand:
     """Add what turns trees on to ``vllm serve model flags``; with budget 0 nothing is added.
@@ -52,21 +54,23 @@ def serve_command(
         budget: as ``engine_args``.
         drafter: as ``engine_args``.
         max_depth: as ``engine_args``.
+        cost: as ``engine_args``.
         width: as ``engine_args``.
 
     Raises:
         TypeError, ValueError: a value that cannot be meant, or a flag that trees set themselves.
     """
     base = [sys.executable, "-m", _LAUNCHER, "serve", model]
-    if not engine_args(budget, drafter, max_depth, width):
+    options: dict[str, Any] = {"drafter": drafter, "max_depth": max_depth, "cost": cost, "width": width}
+    if not engine_args(budget, **options):
         return ServeCommand([*base, *flags], {})
     speculative, rest = _take_object(flags, _SPECULATIVE)
     additional, rest = _take_object(rest, _ADDITIONAL)
     if additional and CONFIG_KEY in additional:
         raise ValueError(
-            f"--additional-config must leave {CONFIG_KEY!r} to --budget, --drafter, --max-depth and --width"
+            f"--additional-config must leave {CONFIG_KEY!r} to --budget, --drafter, --max-depth, --cost and --width"
         )
-    arguments = engine_args(budget, drafter, max_depth, width, speculative)
+    arguments = engine_args(budget, **options, speculative_config=speculative)
     names = [_name(flag) for flag in rest]
     if clash := [name for name in names if name in _OURS or name in _SPECULATIVE]:
         raise ValueError(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from treedecode.drafters import DRAFTERS, make_drafter
 from treedecode.drafters.base import Drafter
+from treedecode.surface import Cost, cost_from_json
 from treedecode.topology import count
 from treedecode.vllm.drafters.methods import check_method, own_drafter
 
@@ -30,6 +32,9 @@ class TreeOptions:
         drafter: a name of ``treedecode.drafters.DRAFTERS``, or ``"package.module:factory"``, where ``factory()`` gives
             a fresh ``Drafter`` for every request.
         max_depth: deepest drafted node.
+        cost: what steps cost, by which trees are sized: ``"auto"`` measures it at start-up, ``"off"`` sizes none, so
+            that every tree has up to ``budget`` nodes, and a path reads a ``CostCurve`` or ``CostSurface`` in JSON.
+            Trees of vLLM's own drafters are not sized yet: ``"auto"`` is ``"off"`` for them.
         width: candidates per position of a spine that one of vLLM's own drafters drafts; 1 is a chain.
 
     Raises:
@@ -38,6 +43,7 @@ class TreeOptions:
 
     drafter: str = "merged"
     max_depth: int = 32
+    cost: str = "auto"
     width: int = DEFAULT_WIDTH
 
     def __post_init__(self) -> None:
@@ -49,6 +55,10 @@ class TreeOptions:
                 f"got {self.drafter!r}"
             )
         count(self.max_depth, "max_depth", minimum=1)
+        if not isinstance(self.cost, str):
+            raise TypeError(
+                f"cost must be auto, off or a path, got {self.cost!r} ({type(self.cost).__name__})"
+            )
         count(self.width, "width", minimum=1)
 
     @classmethod
@@ -84,6 +94,21 @@ class TreeOptions:
             raise ValueError(f"drafter {self.drafter!r} cannot be made: {error}") from error
         return factory
 
+    def saved_cost(self) -> Cost | None:
+        """The cost that was read from a file; None where none was named.
+
+        Raises:
+            ValueError: the file cannot be read, or holds no cost.
+        """
+        if self.cost in ("auto", "off"):
+            return None
+        try:
+            return cost_from_json(Path(self.cost).read_text(encoding="utf-8"))
+        except (OSError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"cost must be auto, off or a file, and {self.cost!r} is none: {error}"
+            ) from error
+
 
 def check_budget(budget: int) -> int:
     """Return ``budget``, the drafted nodes per request and step, if vLLM can take it.
@@ -102,6 +127,7 @@ def engine_args(
     budget: int = DEFAULT_BUDGET,
     drafter: str = "merged",
     max_depth: int = 32,
+    cost: str = "auto",
     width: int = DEFAULT_WIDTH,
     speculative_config: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -111,6 +137,7 @@ def engine_args(
         budget: most drafted nodes per request and step; 0 gives no argument at all: stock plain decoding.
         drafter: as ``TreeOptions``.
         max_depth: as ``TreeOptions``.
+        cost: as ``TreeOptions``.
         width: as ``TreeOptions``.
         speculative_config: vLLM's, with the method and model of a drafter of vLLM's to draft the trees' spines in place
             of ``drafter``. Its ``num_speculative_tokens``, if given, counts drafted nodes and takes the place of
@@ -119,7 +146,7 @@ def engine_args(
     Raises:
         TypeError, ValueError: a value that cannot be meant.
     """
-    options = TreeOptions(drafter, max_depth, width)
+    options = TreeOptions(drafter=drafter, max_depth=max_depth, cost=cost, width=width)
     if check_budget(budget) == 0:
         return {}
     given = {"num_speculative_tokens": budget, **(speculative_config or {})}

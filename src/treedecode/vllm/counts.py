@@ -47,10 +47,10 @@ class TreeCounts:
     tried_by_rank: Counter[int] = field(default_factory=Counter)
     accepted_by_rank: Counter[int] = field(default_factory=Counter)
 
-    def add_step(self, trees: Sequence[DraftTree], walks: Sequence[Acceptance]) -> None:
-        """Count one engine step; one tree and one walk per request."""
-        self.last_budget = sum(tree.num_drafted for tree in trees)
-        for tree, walk in zip(trees, walks, strict=True):
+    def add_step(self, steps: Sequence[tuple[DraftTree, Acceptance]]) -> None:
+        """Count one engine step; a tree and its walk per request."""
+        self.last_budget = sum(tree.num_drafted for tree, _ in steps)
+        for tree, walk in steps:
             self.num_request_steps += 1
             self.num_bare += not tree.num_drafted
             self.num_emitted += len(walk.token_ids)

@@ -60,11 +60,11 @@ class RequestEnds:
         self._ended: set[str] = set()
 
     def has_ended(self, request_id: str) -> bool:
-        """Whether a stop string was met. The engine runs such a request on until the API server aborts it."""
+        """Whether its output is complete. After a stop string the engine runs it on until the API server aborts it."""
         return request_id in self._ended
 
     def forget(self, request_id: str) -> None:
-        """The request has left the engine."""
+        """The request has left the engine, or starts."""
         self._texts.pop(request_id, None)
         self._ended.discard(request_id)
 
@@ -92,6 +92,8 @@ class RequestEnds:
         if params.stop:
             by_token = stopped and output.status == RequestStatus.FINISHED_STOPPED
             num_kept = self._until_stop_string(request_id, request, walk.token_ids[:num_kept], by_token)
+        if stopped:
+            self._ended.add(request_id)
         return walk if num_kept == len(walk.token_ids) else walk.cut(num_kept)
 
     def _until_stop_string(

@@ -13,12 +13,15 @@ from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows, check_
 from treedecode.tree import DraftTree
 from treedecode.vllm.config import TreeOptions
 from treedecode.vllm.counts import TreeCounts
+from treedecode.vllm.planner import BatchPlanner
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 # vLLM shows the messages of loggers below its own
 logger = init_logger(f"vllm.{__name__}")
+
+_ROUNDING = 1e-6
 
 
 @dataclass
@@ -45,7 +48,8 @@ class RequestLimits:
     Attributes:
         request_id: vLLM's.
         prompt_len: number of prompt tokens.
-        max_depth: tokens that can still be emitted after the next one; 0 asks for no draft.
+        max_depth: tokens that can still be emitted after the next one; 0 asks for no draft, and less means that the
+            request has ended.
         chain: a grammar walks the drafts one after the other, so they must be a chain.
         last_token: the root of the tree; -1 if it has not reached the host yet.
     """
@@ -79,6 +83,9 @@ class TreeProposer:
         self._limits: Sequence[RequestLimits] = ()
         self.proposed: dict[str, DraftTree] = {}
         self.counts = TreeCounts()
+        self.planner: BatchPlanner | None = None
+        # whether the last ``propose`` asked the drafters
+        self.drafts = True
         self._reported: set[str] = set()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -110,19 +117,25 @@ class TreeProposer:
         slot_mappings: object = None,
     ) -> list[list[int]]:
         """vLLM's call: the drafted tokens of every request in node order; ``proposed`` holds their trees."""
-        drafts = []
-        for row, (limits, sampled) in enumerate(zip(self._limits, sampled_token_ids, strict=True)):
-            self.proposed.pop(limits.request_id, None)
-            tree = None
-            if sampled:
-                token_ids = token_ids_cpu[row, : int(num_tokens_no_spec[row])]
-                tree = self._draft(limits, token_ids)
-            if tree is None or not tree.num_drafted:
-                drafts.append([])
-                continue
-            self.proposed[limits.request_id] = tree
-            drafts.append(list(tree.token_tuple[1:]))
-        return drafts
+        ids = [limits.request_id for limits in self._limits]
+        for request_id in ids:
+            self.proposed.pop(request_id, None)
+        going_on = [
+            row
+            for row, (limits, sampled) in enumerate(zip(self._limits, sampled_token_ids, strict=True))
+            if sampled and limits.max_depth >= 0
+        ]
+        self.drafts = self.planner is None or not going_on or self.planner.drafts(len(going_on))
+        trees, prefix_lens = {}, []
+        for row in going_on:
+            token_ids = token_ids_cpu[row, : int(num_tokens_no_spec[row])]
+            prefix_lens.append(len(token_ids) - 1)
+            tree = self._draft(self._limits[row], token_ids) if self.drafts else None
+            trees[ids[row]] = DraftTree.root_only(int(token_ids[-1])) if tree is None else tree
+        if self.planner is not None:
+            trees = self.planner.cut(trees, prefix_lens)
+        self.proposed |= {request_id: tree for request_id, tree in trees.items() if tree.num_drafted}
+        return [list(trees[request_id].token_tuple[1:]) if request_id in trees else [] for request_id in ids]
 
     def _draft(self, limits: RequestLimits, token_ids: np.ndarray) -> DraftTree | None:
         state = self._state(limits, token_ids)
@@ -135,6 +148,8 @@ class TreeProposer:
             name = type(state.drafter).__name__
             tree = check_is_tree(state.drafter.propose(context), name)
             check_draft(tree, state.token_ids[-1], self._vocab_size, name)
+            if self.planner is not None:
+                check_scores(tree, name)
             tree = tree.prefix(self._budget).within_depth(max_depth)
         except Exception as error:
             self._report(state.drafter, error)
@@ -165,6 +180,16 @@ class TreeProposer:
                 type(drafter).__name__,
                 kind,
             )
+
+
+def check_scores(tree: DraftTree, drafter: str) -> None:
+    """Refuses scores by which no tree can be sized.
+
+    Raises:
+        ValueError: A score is above 0, so it is no log reach.
+    """
+    if tree.scores is not None and (highest := tree.scores.max()) > _ROUNDING:
+        raise ValueError(f"drafter {drafter!r} must score nodes by log reach, at most 0, got {highest:g}")
 
 
 def best_chain(tree: DraftTree) -> DraftTree:

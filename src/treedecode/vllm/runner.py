@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,13 +12,17 @@ from torch import Tensor
 from treedecode.accept import Acceptance
 from treedecode.drafters.base import NUM_CANDIDATES, VerifiedRows
 from treedecode.engines.candidates import top_candidates
+from treedecode.surface import Cost
 from treedecode.tree import DraftTree
 from treedecode.vllm.config import TreeOptions
 from treedecode.vllm.counts import TreeCounts
 from treedecode.vllm.drafters.grow import grow_trees
 from treedecode.vllm.drafters.source import TreeSource
 from treedecode.vllm.ends import RequestEnds
+from treedecode.vllm.launch import METRICS_FOLDER
+from treedecode.vllm.measure import agreed
 from treedecode.vllm.metrics import TreeMetrics
+from treedecode.vllm.planner import BatchPlanner
 from treedecode.vllm.proposer import RequestLimits
 from treedecode.vllm.sampling import RequestRows, expand_metadata
 from treedecode.vllm.step import StepTrees, TreeRows
@@ -45,9 +51,28 @@ class TreeRunnerMixin(_Base):
         self._moves: tuple[StepTrees, list[Acceptance]] | None = None
         grow_trees(self.drafter, TreeOptions.of(self.vllm_config.additional_config))
         self._ends = RequestEnds(self.model_config)
+        self._walked: dict[str, tuple[DraftTree, Acceptance]] = {}
+        self._num_rows = 0
+        self._began = self._draft_ms = 0.0
+        self._metrics: TreeMetrics | None = None
         self.reset_counts()
-        engine = self.parallel_config.data_parallel_index
-        self.metrics = TreeMetrics(str(self.model_config.served_model_name), engine)
+
+    @property
+    def can_plan(self) -> bool:
+        """Whether trees can be sized by cost: those of vLLM's own drafters cannot yet."""
+        return not self._proposer.reads_target
+
+    def plan_by(self, cost: Cost) -> None:
+        """Size trees by what steps cost from now on, where ``can_plan``."""
+        self._proposer.planner = BatchPlanner(cost, self.max_num_tokens)
+
+    def start_metrics(self) -> None:
+        """Pass the counters on to Prometheus and the log from now on, on one rank."""
+        if self.parallel_config.rank == 0:
+            engine = self.parallel_config.data_parallel_index
+            self._metrics = TreeMetrics(str(self.model_config.served_model_name), engine)
+            if METRICS_FOLDER in os.environ:
+                self._metrics.record(self.counts)
 
     def reset_counts(self) -> TreeCounts:
         """Count from zero, and return the new counters."""
@@ -60,14 +85,17 @@ class TreeRunnerMixin(_Base):
         return drafter
 
     def _update_states(self, scheduler_output: Any) -> Any:
+        self._began = time.perf_counter()
         for request_id in scheduler_output.finished_req_ids:
             self._proposer.forget(request_id)
             self._ends.forget(request_id)
+        for started in scheduler_output.scheduled_new_reqs:
+            self._ends.forget(started.req_id)
         return super()._update_states(scheduler_output)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
-        num_rows = int(num_scheduled_tokens.sum())
+        self._num_rows = num_rows = int(num_scheduled_tokens.sum())
         # The scheduler pads some requests with drafts of -1, which must not reach the embedding.
         self.input_ids.gpu[:num_rows].clamp_(min=0)
         self._read_drafts(scheduler_output.scheduled_spec_decode_tokens)
@@ -132,9 +160,10 @@ class TreeRunnerMixin(_Base):
     def _sample(self, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
         if logits is None:
             return super()._sample(logits, spec_decode_metadata)
-        # before the sampler, which changes the logits in place; a drafter with a model needs none of it
-        count = 0 if self._proposer.reads_target else min(NUM_CANDIDATES, logits.shape[1])
-        top_logits, top_ids = top_candidates(logits, count) if count else (None, None)
+        # before the sampler, which changes the logits in place; while nothing is drafted, nobody looks at them, and a
+        # drafter with a model never does
+        wanted = self._proposer.drafts and not self._proposer.reads_target
+        top = top_candidates(logits, min(NUM_CANDIDATES, logits.shape[1])) if wanted else None
         if spec_decode_metadata is None:
             output = super()._sample(logits, spec_decode_metadata)
             walks = self._end_walks(output.sampled_token_ids[:, 0].tolist())
@@ -156,20 +185,20 @@ class TreeRunnerMixin(_Base):
                 self._moves = self._step, walks
                 self._step = None
             output = walked_output(output, self._drafted, walks)
-        if top_ids is not None and top_logits is not None:
-            self._observe(walks, top_ids.numpy(), top_logits.float().numpy())
+        if top is not None:
+            self._observe(walks, top[1].numpy(), top[0].float().numpy())
         return output
 
     def _end_walks(self, sampled_ids: list[int]) -> list[Acceptance]:
         """Walk along what was sampled in every row, as far as each request goes on, and count it."""
         walks = walk_rows(self._drafted, sampled_ids)
-        counted = []
+        self._walked = {}
         for request, request_id in enumerate(self.input_batch.req_ids):
             # a request that is still in its prompt is sampled, too, and its token thrown away
             if not self.discard_request_mask.np[request] and not self._ends.has_ended(request_id):
                 walks[request] = self._ends.cut(request_id, self.requests[request_id], walks[request])
-                counted.append(request)
-        self.counts.add_step([self._drafted[i] for i in counted], [walks[i] for i in counted])
+                self._walked[request_id] = self._drafted[request], walks[request]
+        self.counts.add_step(list(self._walked.values()))
         return walks
 
     def _stand_in_path_order(self, target_rows: list[Tensor]) -> None:
@@ -192,6 +221,14 @@ class TreeRunnerMixin(_Base):
             return super()._bookkeeping_sync(*args, **kwargs)
         finally:
             generators.update(hidden)
+
+    def _record_step(self) -> None:
+        """Tell the planner what the step took, if all of it was decoding."""
+        if (planner := self._proposer.planner) is None:
+            return
+        forward_ms, draft_ms = agreed((1e3 * (time.perf_counter() - self._began), self._draft_ms))
+        num_decoding = sum(tree.num_nodes for tree, _ in self._walked.values())
+        planner.record(self._walked, forward_ms if num_decoding == self._num_rows else None, draft_ms)
 
     def _observe(self, walks: list[Acceptance], top_ids: np.ndarray, top_logits: np.ndarray) -> None:
         rows, first = {}, 0
@@ -224,7 +261,10 @@ class TreeRunnerMixin(_Base):
             if spec_decode_metadata is not None:
                 sample_hidden_states = hidden_states[spec_decode_metadata.logits_indices]
         self._moves = None
-        self._proposer.prepare(self._request_limits(sampled_token_ids))
+        limits = self._request_limits(sampled_token_ids)
+        self._record_step()
+        began = time.perf_counter()
+        self._proposer.prepare(limits)
         drafts = super().propose_draft_token_ids(
             scheduler_output,
             sampled_token_ids,
@@ -236,8 +276,9 @@ class TreeRunnerMixin(_Base):
             common_attn_metadata,
             slot_mappings,
         )
-        if self.parallel_config.rank == 0:
-            self.metrics.record(self.counts)
+        self._draft_ms = 1e3 * (time.perf_counter() - began)
+        if self._metrics is not None:
+            self._metrics.record(self.counts)
         return drafts
 
     def _request_limits(self, sampled: Any) -> list[RequestLimits]:
@@ -251,7 +292,7 @@ class TreeRunnerMixin(_Base):
                 room = min(room, prompt_len + params.max_tokens - num_tokens)
             last = sampled[request][-1] if isinstance(sampled, list) and sampled[request] else -1
             if self._ends.has_ended(request_id):
-                room = 1
+                room = 0
             limits.append(
                 RequestLimits(request_id, prompt_len, room - 1, params.structured_outputs is not None, last)
             )

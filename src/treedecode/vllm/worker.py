@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, cast
 
 from treedecode.vllm.compat import check_config, check_signatures, check_version
@@ -16,7 +15,8 @@ from vllm.v1.attention.selector import _cached_get_attn_backend  # noqa: E402
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner  # noqa: E402
 from vllm.v1.worker.cpu_worker import CPUWorker  # noqa: E402
 
-from treedecode.vllm.counts import TreeCounts  # noqa: E402
+from treedecode.vllm.config import TreeOptions  # noqa: E402
+from treedecode.vllm.measure import measure_steps  # noqa: E402
 from treedecode.vllm.runner import TreeRunnerMixin  # noqa: E402
 from treedecode.vllm.selftest import self_test  # noqa: E402
 
@@ -58,9 +58,16 @@ class TreeCPUWorker(CPUWorker):
 
     def compile_or_warm_up_model(self) -> Any:
         times = super().compile_or_warm_up_model()
-        num_kinds = self_test(self.model_runner)
-        if "PROMETHEUS_MULTIPROC_DIR" in os.environ and self.rank == 0:
-            cast(TreeCPUModelRunner, self.model_runner).metrics.record(TreeCounts())
+        runner = cast(TreeCPUModelRunner, self.model_runner)
+        num_kinds = self_test(runner)
+        options = TreeOptions.of(self.vllm_config.additional_config)
+        if not runner.can_plan:
+            logger.info("Trees of vLLM's own drafters are not sized by cost: all have the same budget.")
+        elif options.cost != "off":
+            cost = options.saved_cost() or measure_steps(runner)
+            runner.plan_by(cost)
+            logger.info("Trees are sized by the cost of steps: %s", cost.to_json())
+        runner.start_metrics()
         logger.info("Trees are on; the self-test passed on %d kinds of attention layers.", num_kinds)
         return times
 

@@ -10,6 +10,7 @@ from treedecode.tree import DraftTree
 from treedecode.vllm.counts import TreeCounts
 
 if TYPE_CHECKING:
+    from treedecode.vllm.planner import BatchPlanner
     from treedecode.vllm.proposer import RequestLimits
 
 
@@ -19,12 +20,16 @@ class TreeSource(Protocol):
     Attributes:
         proposed: the trees of the last proposal by request id, until their step has been scheduled.
         counts: where it counts drafted nodes and failed drafts.
+        planner: sizes the trees by what steps cost; None sizes none.
+        drafts: whether the last proposal drafted, so that it wants what ``observe`` tells.
         reads_target: it has a model that reads the target's rows, which must then stand in path order; and it wants
             none of what ``observe`` tells.
     """
 
     proposed: dict[str, DraftTree]
     counts: TreeCounts
+    planner: BatchPlanner | None
+    drafts: bool
     reads_target: bool
 
     def prepare(self, limits: Sequence[RequestLimits]) -> None:

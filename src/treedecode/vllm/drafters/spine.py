@@ -13,6 +13,7 @@ from treedecode.engines.candidates import top_candidates
 from treedecode.tree import DraftTree
 from treedecode.vllm.config import TreeOptions
 from treedecode.vllm.counts import TreeCounts
+from treedecode.vllm.planner import BatchPlanner
 from treedecode.vllm.proposer import RequestLimits, best_chain
 
 
@@ -23,6 +24,9 @@ class SpineTrees:
     """
 
     reads_target = True
+    # every tree is as large as the budget allows: no planner cuts them yet, though their scores are log reach
+    planner: BatchPlanner | None = None
+    drafts = True
 
     def start_trees(self, options: TreeOptions) -> None:
         """Set up what is kept between calls."""

@@ -1,0 +1,199 @@
+"""Decode speed of vLLM with trees against stock vLLM, over HTTP: ``python benchmarks/vllm_serve.py MODEL``.
+
+One server per variant, all up at once and idle but one: trees as ``treedecode serve`` starts them, stock without
+speculation, and stock with n-gram and suffix drafts (the latter where ``arctic_inference`` is installed). In every
+round each variant answers the same prompts in turn, at 1, 2, 4, 8 and 16 requests at a time; the order turns from round
+to round. Decode speed is tokens after the first of each request over the time from the first of them to the last token.
+Texts are compared with stock's. Writes ``benchmarks/results/vllm_serve.json``; exits with 1 if a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import PROMPTS, geomean_interval, load_prompts, write_result
+
+CONCURRENCY = (1, 2, 4, 8, 16)
+START_S = 600
+# at one request; at more, trees are compared with plain alone
+OVER_PLAIN, OVER_STOCK, NEVER_BELOW = 2.0, 1.15, 0.98
+SPECULATION: dict[str, dict[str, Any]] = {
+    "ngram": {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_max": 4,
+        "prompt_lookup_min": 2,
+    },
+    "suffix": {"method": "suffix", "num_speculative_tokens": 16},
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One streamed completion: when its first and last piece came, and its text."""
+
+    first: float
+    last: float
+    text: str
+
+
+class Server:
+    """A running server of one variant."""
+
+    def __init__(self, variant: str, model: str, flags: list[str], folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.address, self.model = f"http://127.0.0.1:{port}", model
+        self._log = folder / f"{variant}.txt"
+        command = [sys.executable, "-m", "treedecode", "serve", model]
+        if variant != "trees":
+            command += ["--budget", "0"]
+        if variant in SPECULATION:
+            command += ["--speculative-config", json.dumps(SPECULATION[variant])]
+        command += ["--host", "127.0.0.1", "--port", str(port), *flags]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def wait(self) -> None:
+        """Until it answers."""
+        deadline = time.monotonic() + START_S
+        while True:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"the server did not start:\n{self._log.read_text()[-3000:]}")
+            try:
+                with urllib.request.urlopen(f"{self.address}/health", timeout=5):
+                    return
+            except OSError:
+                time.sleep(1)
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGTERM)
+            self._process.wait(60)
+
+    def complete(self, prompt: str, num_tokens: int) -> Answer:
+        """Stream exactly ``num_tokens`` tokens."""
+        body = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": num_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
+        request = urllib.request.Request(
+            f"{self.address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        first, pieces = 0.0, []
+        with urllib.request.urlopen(request, timeout=1800) as answer:
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    first = first or time.perf_counter()
+                    pieces.append(json.loads(line[6:])["choices"][0]["text"])
+        return Answer(first, time.perf_counter(), "".join(pieces))
+
+
+def tokens_per_s(answers: list[Answer], num_tokens: int) -> float:
+    """Decode speed of requests that ran together."""
+    seconds = max(answer.last for answer in answers) - min(answer.first for answer in answers)
+    return (num_tokens - 1) * len(answers) / seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--num-prompts", type=int, default=16, help="Per round and concurrency.")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCY)
+    parser.add_argument("--variants", nargs="+", default=["trees", "plain", *SPECULATION])
+    parser.add_argument("--dtype", default="float32")
+    arguments = parser.parse_args()
+    variants = list(arguments.variants)
+    if "suffix" in variants and importlib.util.find_spec("arctic_inference") is None:
+        print("suffix is left out: arctic_inference is not installed")
+        variants.remove("suffix")
+    prompts = [prompt["turns"][0] for prompt in load_prompts(arguments.prompts)][: arguments.num_prompts]
+    flags = ["--dtype", arguments.dtype, "--max-model-len", "2048", "--max-num-seqs", "16", "--seed", "0"]
+    speeds: dict[int, dict[str, list[float]]] = {}
+    num_different = 0
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        servers = {}
+        for variant in variants:  # one after the other: they measure while they start
+            servers[variant] = stack.enter_context(Server(variant, arguments.model, flags, folder))
+            servers[variant].wait()
+            servers[variant].complete(prompts[0], 16)
+        for number in range(arguments.rounds):
+            for width in arguments.concurrency:
+                for begin in range(0, len(prompts), width):
+                    group = prompts[begin : begin + width]
+                    texts = {}
+                    for place in range(len(variants)):
+                        variant = variants[(place + number) % len(variants)]
+                        with ThreadPoolExecutor(width) as pool:
+                            work = [
+                                pool.submit(servers[variant].complete, p, arguments.tokens) for p in group
+                            ]
+                            answers = [job.result() for job in work]
+                        texts[variant] = [answer.text for answer in answers]
+                        speeds.setdefault(width, {}).setdefault(variant, []).append(
+                            tokens_per_s(answers, arguments.tokens)
+                        )
+                    num_different += sum(
+                        text != plain
+                        for texts_of in texts.values()
+                        for text, plain in zip(texts_of, texts.get("plain", texts_of), strict=True)
+                    )
+    return report(vars(arguments) | {"prompts": str(arguments.prompts)}, speeds, num_different)
+
+
+def report(setup: dict[str, Any], speeds: dict[int, dict[str, list[float]]], num_different: int) -> int:
+    """Save and print the speeds and ratios; 1 if a bar is missed."""
+    ratios, missed = {}, []
+    for width, by_variant in speeds.items():
+        trees = by_variant.get("trees", [])
+        for other, values in by_variant.items():
+            if other != "trees" and trees:
+                ratio = geomean_interval([a / b for a, b in zip(trees, values, strict=True)])
+                bar = NEVER_BELOW if width > 1 else OVER_PLAIN if other == "plain" else OVER_STOCK
+                ratios[f"trees / {other} at {width}"] = ratio | {"bar": bar}
+                if ratio["geomean"] < bar and (other == "plain" or width == 1):
+                    missed.append(f"trees / {other} at {width}")
+    means = {width: {name: sum(v) / len(v) for name, v in by.items()} for width, by in speeds.items()}
+    result = {"setup": setup, "tokens_per_s": means, "ratios": ratios, "num_different_texts": num_different}
+    write_result("vllm_serve", result)
+    for width, by_variant in means.items():
+        print(
+            f"{width:3d} at once: " + ", ".join(f"{name} {speed:.1f}/s" for name, speed in by_variant.items())
+        )
+    for name, ratio in ratios.items():
+        print(
+            f"{name:24s} {ratio['geomean']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}], bar {ratio['bar']}"
+        )
+    print(f"texts that differ from plain: {num_different}; missed: {', '.join(missed) or 'nothing'}")
+    return int(bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

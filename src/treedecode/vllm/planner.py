@@ -1,0 +1,199 @@
+"""How much each step drafts: one node budget for the whole batch by measured cost, and a guard over real steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from vllm.logger import init_logger
+
+from treedecode.accept import Acceptance
+from treedecode.acceptance import EdgeEstimates
+from treedecode.allocate import Allocation, allocate_batch, scored_reach
+from treedecode.budget import Follower, likeliest_chain
+from treedecode.guard import Guard, Look, Mode
+from treedecode.surface import Cost
+from treedecode.tree import DraftTree
+
+# vLLM shows the messages of loggers below its own
+logger = init_logger(f"vllm.{__name__}")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What was planned for the next step, for that step's record."""
+
+    guard: Guard
+    num_requests: int
+    context: int
+    promised: float
+
+
+class BatchPlanner:
+    """Cuts the trees of all requests to the sizes that pay together, and watches what the steps really take.
+
+    The nodes of all requests compete for one budget (``allocate_batch``): few requests get wide trees, many get chains,
+    and past break-even none gets any. Batches of 1, 2 to 3, 4 to 7, ... requests have a ``Guard`` each, as what pays
+    for one size does not for another: where measured steps show that trees or chains do not pay, it stops them and
+    looks again from time to time. Its account is kept per request: tokens of a step over its requests, and times in
+    plain steps of the same batch.
+
+    Same calls, same plans: with tensor parallelism all ranks must be given the same times.
+
+    Args:
+        cost: milliseconds of a step by its number of rows.
+        max_rows: most rows of a step, roots included.
+    """
+
+    def __init__(self, cost: Cost, max_rows: int) -> None:
+        self.cost = cost
+        self._max_rows = max_rows
+        self._guards: dict[int, Guard] = {}
+        self._estimates = EdgeEstimates()
+        self._plan: _Plan | None = None
+        self._looks: list[_BatchLook] = []
+
+    def drafts(self, num_requests: int) -> bool:
+        """Whether trees are wanted for the next step of so many requests; if not, ``cut`` is given bare roots."""
+        return self._guard(num_requests).drafts
+
+    def mode(self, num_requests: int) -> Mode:
+        """What is verified at this batch size."""
+        return self._guard(num_requests).mode
+
+    def cut(self, trees: Mapping[str, DraftTree], prefix_lens: Sequence[int]) -> dict[str, DraftTree]:
+        """The trees to verify in the next step.
+
+        Args:
+            trees: of all requests of the step, by id, nodes in descending reach; the root alone for no draft.
+            prefix_lens: cached tokens of each.
+        """
+        if not trees:
+            return {}
+        guard, num_requests = self._guard(len(trees)), len(trees)
+        context = sum(prefix_lens) // num_requests
+        drafted = {name: (tree, self._reach(tree)) for name, tree in trees.items()}
+        cut, allocation = self._cut(drafted, context)
+        if guard.looks and any(tree.num_drafted for tree in trees.values()):
+            chains = {name: likeliest_chain(*pair) for name, pair in drafted.items()}
+            chain_cut, chain_allocation = self._cut(chains, context)
+            plain_ms = self.cost.at(context).ms(num_requests)
+            self._looks.append(
+                _BatchLook(cut, allocation.cost_ms, chain_cut, chain_allocation.cost_ms, plain_ms)
+            )
+            cut, allocation = chain_cut, chain_allocation
+        promised = allocation.expected_tokens / num_requests - 1.0
+        if guard.mode is Mode.NONE:
+            cut, promised = {name: tree.prefix(0) for name, tree in trees.items()}, 0.0
+        self._plan = _Plan(guard, num_requests, context, promised)
+        return cut
+
+    def record(
+        self, steps: Mapping[str, tuple[DraftTree, Acceptance]], forward_ms: float | None, draft_ms: float
+    ) -> None:
+        """Learns from a step.
+
+        Args:
+            steps: of the requests that decoded, by id, the tree that was verified and its walk.
+            forward_ms: what the step took; None if it had other rows as well, of prompts.
+            draft_ms: what drafting and planning it took before.
+        """
+        plan, self._plan = self._plan, None
+        for tree, walk in steps.values():
+            if tree.scores is None:
+                self._estimates.observe(tree, walk.path)
+        # the batch that was planned for
+        timed = plan if plan is not None and plan.num_requests == len(steps) else None
+        if self._looks:
+            self._follow({name: walk.token_ids for name, (_, walk) in steps.items()}, timed)
+        if timed is None or forward_ms is None:
+            return
+        num_requests = len(steps)
+        num_drafted = sum(tree.num_drafted for tree, _ in steps.values())
+        num_emitted = sum(len(walk.token_ids) for _, walk in steps.values())
+        table = self.cost.at(timed.context).table(num_requests + num_drafted)
+        before = timed.guard.mode
+        timed.guard.record(
+            num_emitted / num_requests,
+            forward_ms + draft_ms,
+            draft_ms,
+            num_drafted,
+            timed.promised,
+            table[num_requests + num_drafted],
+            table[num_requests],
+        )
+        if timed.guard.mode is not before:
+            reason = timed.guard.changes[-1].reason
+            logger.debug("Batches like one of %d: %s (%s).", num_requests, timed.guard.mode, reason)
+
+    def _guard(self, num_requests: int) -> Guard:
+        size = num_requests.bit_length()
+        if size not in self._guards:
+            self._guards[size] = Guard()
+        return self._guards[size]
+
+    def _reach(self, tree: DraftTree) -> list[float]:
+        return scored_reach(tree) if tree.scores is not None else self._estimates.reach(tree)
+
+    def _cut(
+        self, drafted: Mapping[str, tuple[DraftTree, Sequence[float]]], context: int
+    ) -> tuple[dict[str, DraftTree], Allocation]:
+        room = max(0, self._max_rows - len(drafted))
+        reach = [values[1:] for _, values in drafted.values()]
+        allocation = allocate_batch(reach, self.cost.at(context), max_drafted=room)
+        sizes = zip(drafted.items(), allocation.num_drafted, strict=True)
+        return {name: tree.prefix(size) for (name, (tree, _)), size in sizes}, allocation
+
+    def _follow(self, emitted: Mapping[str, Sequence[int]], timed: _Plan | None) -> None:
+        for look in self._looks:
+            look.follow(emitted)
+        done = [look for look in self._looks if look.done]
+        self._looks = [look for look in self._looks if not look.done]
+        if timed is not None:
+            for look in done:
+                timed.guard.looked(look.result)
+
+
+class _BatchLook:
+    """Drafts of a batch that are not verified, and how far the texts have followed them."""
+
+    def __init__(
+        self,
+        trees: Mapping[str, DraftTree],
+        tree_ms: float,
+        chains: Mapping[str, DraftTree],
+        chain_ms: float,
+        plain_ms: float,
+    ) -> None:
+        self._trees = {name: Follower(tree) for name, tree in trees.items()}
+        self._chains = {name: Follower(chain) for name, chain in chains.items()}
+        self._ms = tree_ms, chain_ms, plain_ms
+        self._open = set(trees)
+
+    @property
+    def done(self) -> bool:
+        """Whether every text has left its drafts or ended."""
+        return not self._open
+
+    def follow(self, emitted: Mapping[str, Sequence[int]]) -> None:
+        """What the requests of the next step emitted; those that are not among them have ended or wait."""
+        for name in list(self._open):
+            tree, chain = self._trees[name], self._chains[name]
+            for token in emitted.get(name, ()):
+                tree.follow(token)
+                chain.follow(token)
+            if name not in emitted or (tree.done and chain.done):
+                self._open.discard(name)
+
+    @property
+    def result(self) -> Look:
+        """What both would have given per request."""
+        tree_ms, chain_ms, plain_ms = self._ms
+        num_requests = len(self._trees)
+        return Look(
+            sum(follower.num_accepted for follower in self._trees.values()) / num_requests,
+            tree_ms,
+            sum(follower.num_accepted for follower in self._chains.values()) / num_requests,
+            chain_ms,
+            plain_ms,
+        )

@@ -1,0 +1,206 @@
+"""Which trees a batch gets, by synthetic costs: an engine whose steps take what a curve says."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from treedecode.accept import Acceptance
+from treedecode.cost import CostCurve
+from treedecode.guard import Mode
+from treedecode.surface import CostSurface
+from treedecode.tree import DraftTree
+
+pytestmark = pytest.mark.vllm
+
+FLAT = CostCurve([1, 4096], [10.0, 10.001])
+STEEP = CostCurve([1, 4096], [10.0, 40960.0])
+# rows are free up to 64, as under a roof
+ROOF = CostCurve([1, 64, 4096], [10.0, 10.001, 640.0])
+FIRST, SECOND = 0.7, 0.2
+
+
+def drafted(root, first=FIRST, second=SECOND, depth=6):
+    """A spine with a second leaf at every depth, best first, 12 drafted nodes: 70% and 20% by default."""
+    nodes = []
+    for level in range(depth):
+        spine_above = first**level
+        nodes.append((spine_above * first, level, True))
+        nodes.append((spine_above * second, level, False))
+    nodes.sort(key=lambda node: (-node[0], node[1]))
+    parents, tokens, reach, spine = [-1], [root], [1.0], {-1: 0}
+    for probability, level, on_spine in nodes:
+        parents.append(spine[level - 1])
+        tokens.append(2 * level + (0 if on_spine else 1))
+        reach.append(probability)
+        if on_spine:
+            spine[level] = len(tokens) - 1
+    return DraftTree.trusted(parents, tokens, [0.0, *map(_log, reach[1:])])
+
+
+def _log(value):
+    from math import log
+
+    return log(value)
+
+
+class Engine:
+    """Texts that follow the first draft with one probability and the second with another; time is a curve's."""
+
+    def __init__(self, planner, truth, first=FIRST, second=SECOND, scored=True, draft_ms=0.1):
+        self.planner, self.truth, self.draft_ms = planner, truth, draft_ms
+        self.first, self.second, self.scored = first, second, scored
+        self.random = random.Random(0)
+        self.trees = {}
+
+    def walk(self, tree):
+        """The text goes along the spine's token, the leaf's, or another one."""
+        node, level, path, tokens = 0, 0, [0], []
+        while True:
+            kind = self.random.random()
+            token = (
+                2 * level if kind < self.first else 2 * level + 1 if kind < self.first + self.second else 99
+            )
+            tokens.append(token)
+            children = [child for child in tree.shape.children(node) if tree.token_tuple[child] == token]
+            if not children:
+                return Acceptance(path, tokens, len(path) - 1)
+            node, level = children[0], level + 1
+            path.append(node)
+
+    def step(self, num_requests):
+        """One step; milliseconds and emitted tokens of it."""
+        names = [str(number) for number in range(num_requests)]
+        trees = {name: self.trees.get(name, DraftTree.root_only(1)) for name in names}
+        walked = {name: (tree, self.walk(tree)) for name, tree in trees.items()}
+        ms = self.truth.ms(sum(tree.num_nodes for tree in trees.values()))
+        drafts = any(tree.num_drafted for tree in trees.values())
+        self.planner.record(walked, ms, self.draft_ms * drafts)
+        wanted = self.planner.drafts(num_requests)
+        proposed = {name: self.draft() if wanted else DraftTree.root_only(1) for name in names}
+        self.trees = self.planner.cut(proposed, [100] * num_requests)
+        return ms + self.draft_ms * drafts, sum(len(walk.token_ids) for _, walk in walked.values())
+
+    def draft(self):
+        tree = drafted(1)
+        return tree if self.scored else DraftTree.trusted(tree.shape.parent_tuple, tree.token_tuple)
+
+    def run(self, num_requests, num_steps):
+        """Mean drafted nodes per request over the last half of the steps, and milliseconds per token."""
+        sizes, total_ms, total_tokens = [], 0.0, 0
+        for _ in range(num_steps):
+            ms, tokens = self.step(num_requests)
+            total_ms, total_tokens = total_ms + ms, total_tokens + tokens
+            sizes.append(sum(tree.num_drafted for tree in self.trees.values()) / num_requests)
+        last = sizes[num_steps // 2 :]
+        return sum(last) / len(last), total_ms / total_tokens
+
+
+def make(cost, max_rows=4096):
+    from treedecode.vllm.planner import BatchPlanner
+
+    return BatchPlanner(cost, max_rows)
+
+
+@pytest.mark.parametrize("num_requests", [1, 5, 64])
+def test_where_rows_are_free_trees_are_whole(num_requests):
+    size, ms = Engine(make(FLAT), FLAT).run(num_requests, 60)
+    assert size == drafted(1).num_drafted
+    assert ms < 10.0 / num_requests / 2
+
+
+@pytest.mark.parametrize("num_requests", [1, 5, 64])
+def test_where_every_row_costs_a_step_nothing_is_drafted(num_requests):
+    planner = make(STEEP)
+    size, ms = Engine(planner, STEEP).run(num_requests, 300)
+    assert size == 0
+    # what is lost is the drafting until the guard stops it
+    assert ms < 1.01 * STEEP.ms(num_requests) / num_requests
+
+
+def test_trees_shrink_to_chains_and_to_nothing_as_the_batch_grows():
+    planner = make(ROOF)
+    sizes = [Engine(planner, ROOF).run(num_requests, 60)[0] for num_requests in (1, 8, 24, 64, 128)]
+    assert sizes[0] == drafted(1).num_drafted
+    assert sizes == sorted(sizes, reverse=True)
+    assert 2 < sizes[1] < 12 and 0 < sizes[2] <= 2 and sizes[3] == sizes[4] == 0
+    engine = Engine(planner, ROOF)
+    engine.run(24, 4)
+    assert all(tree.shape.is_chain for tree in engine.trees.values())
+
+
+def test_likely_requests_get_the_nodes():
+    planner = make(ROOF)
+    engine = Engine(planner, ROOF)
+    engine.run(16, 20)
+    likely, unlikely = drafted(1, 0.9, 0.05), drafted(1, 0.2, 0.1)
+    trees = {str(number): likely if number < 8 else unlikely for number in range(16)}
+    cut = planner.cut(trees, [100] * 16)
+    sizes = [tree.num_drafted for tree in cut.values()]
+    assert min(sizes[:8]) > max(sizes[8:]) and sum(sizes) > 0
+    for name, tree in cut.items():
+        assert tree.token_tuple == trees[name].token_tuple[: tree.num_nodes]
+
+
+def test_no_step_has_more_rows_than_the_engine_takes():
+    engine = Engine(make(FLAT, max_rows=40), FLAT)
+    engine.run(8, 60)
+    assert sum(tree.num_nodes for tree in engine.trees.values()) == 40
+
+
+@pytest.mark.parametrize("num_requests", [1, 16])
+def test_a_wrong_curve_is_found_out_and_trees_are_stopped(num_requests):
+    planner = make(FLAT)
+    size, ms = Engine(planner, STEEP).run(num_requests, 600)
+    assert size < 0.5 and planner.mode(num_requests) is not Mode.TREE
+    assert ms < 1.1 * STEEP.ms(num_requests) / num_requests
+
+
+def test_other_batch_sizes_are_judged_apart():
+    planner = make(FLAT)
+    Engine(planner, STEEP).run(16, 300)
+    assert planner.mode(16) is planner.mode(31) is not Mode.TREE
+    size, _ = Engine(planner, FLAT).run(2, 60)
+    assert size == drafted(1).num_drafted and planner.mode(16) is not Mode.TREE
+
+
+def test_trees_that_pay_again_come_back():
+    planner = make(ROOF)
+    engine = Engine(planner, ROOF, first=0.0, second=0.0, draft_ms=1.0)
+    assert engine.run(2, 400)[0] < 2
+    engine.first, engine.second = FIRST, SECOND
+    assert engine.run(2, 600)[0] > 8
+
+
+def test_trees_without_scores_are_sized_by_what_is_learnt():
+    # two drafted nodes are free; by the prior twice as many would pay
+    cost = CostCurve([1, 3, 64], [10.0, 10.001, 71.0])
+    engine = Engine(make(cost), cost, first=0.2, second=0.02, scored=False)
+    size, _ = engine.run(1, 200)
+    assert 1.5 < size < 2.5 and engine.planner.mode(1) is Mode.TREE
+
+
+def test_sizes_go_by_the_context():
+    surface = CostSurface([1, 64], [0, 8000], [[10.0, 10.001], [20.0, 1280.0]])
+    planner = make(surface)
+    Engine(planner, FLAT).run(2, 20)
+    trees = {"0": drafted(1), "1": drafted(1)}
+    short, long = planner.cut(trees, [0, 0]), planner.cut(trees, [6000, 10000])
+    assert short == trees and all(tree.num_drafted == 0 for tree in long.values())
+
+
+@pytest.mark.parametrize(
+    ("names", "forward_ms"),
+    [("01", None), ("0", 1e6)],
+    ids=["rows of a prompt", "another batch than planned"],
+)
+def test_steps_that_say_nothing_of_the_plan_are_not_judged(names, forward_ms):
+    planner = make(FLAT)
+    Engine(planner, FLAT).run(2, 20)
+    rejected = drafted(1), Acceptance([0], [99], 0)
+    for _ in range(100):
+        planner.cut({"0": drafted(1), "1": drafted(1)}, [100, 100])
+        planner.record(dict.fromkeys(names, rejected), forward_ms, 0.0)
+    assert planner.mode(2) is Mode.TREE
+    assert planner.cut({}, []) == {}
