@@ -130,8 +130,6 @@ def test_trees_that_are_never_accepted_cost_two_percent_at_most(
     assert any(
         run.spent[i] > 1.0 for i in range(len(run.spent) - 2 * LONGEST_REST * REST, len(run.spent))
     )  # still looks
-    if not promised:  # a drafter that promises nothing is believed within a few steps
-        assert run.loss(0, 40) < 0.9 * ALLOWANCE
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -317,3 +315,24 @@ def test_modes_do_not_flap_at_break_even(seed: int) -> None:
     run, guard = simulate(world, 4000)
     assert len(guard.changes) < 4000 / 20
     assert run.loss() < 0.02 * sum(run.emitted)
+
+
+def test_drafts_are_not_given_up_by_plain_steps_of_another_request() -> None:
+    """The machine was twice as fast when the model was loaded: plain steps of this text are run before judging."""
+    reference = PlainReference()
+    reference.add(1.0)
+    guard = Guard(reference)
+    for _ in range(12):  # half a token accepted per step, at 1.4 plain steps of now
+        guard.record(
+            1 if guard.mode is Mode.NONE else 2,
+            20.0 if guard.mode is Mode.NONE else 28.0,
+            0.0,
+            0 if guard.mode is Mode.NONE else 4,
+            0.5,
+            14.0,
+            10.0,
+        )
+        if guard.mode is Mode.NONE:
+            assert guard.changes[-1].measures
+    assert guard.mode is Mode.TREE
+    assert guard.plain_scale > 1.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from treedecode.topology import count
+from treedecode.accept_inputs import check_batch
 
 if TYPE_CHECKING:
     import torch
@@ -55,19 +55,10 @@ def walk_batch(
     """
     import torch
 
-    for name, given in (("parents", parents), ("token_ids", token_ids), ("target_ids", target_ids)):
-        if given.dtype != torch.int64:
-            raise TypeError(f"{name} must be int64, got {given.dtype}")
-        if given.ndim != 2 or given.shape != parents.shape or given.shape[1] == 0:
-            raise ValueError(
-                f"expected parents, token_ids and target_ids of one shape [B, N], N >= 1: "
-                f"parents {list(parents.shape)}, {name} {list(given.shape)}"
-            )
+    depth_limit = check_batch(
+        num_nodes, max_depth, parents=parents, token_ids=token_ids, target_ids=target_ids
+    )
     batch_size, width = parents.shape
-    if num_nodes is not None and num_nodes.shape != (batch_size,):
-        raise ValueError(f"num_nodes must have shape [{batch_size}], got {list(num_nodes.shape)}")
-    depth_limit = width - 1 if max_depth is None else count(max_depth, "max_depth")
-
     nodes = torch.arange(width, device=parents.device).expand(batch_size, width)
     safe_parents = parents.clamp(0, width - 1)
     matches = (target_ids.gather(1, safe_parents) == token_ids) & (parents >= 0) & (parents < nodes)

@@ -1,4 +1,4 @@
-"""Checked inputs of the sampled walks: distributions, and where the uniforms come from."""
+"""Checked inputs of the walks: batches, distributions, and where the uniforms come from."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from treedecode.topology import count
 from treedecode.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -15,6 +16,36 @@ if TYPE_CHECKING:
 
 METHODS = ("one_draw", "with_replacement", "without_replacement", "traversal", "traversal_with_replacement")
 Uniforms = ArrayLike | Sequence[float]
+
+
+def check_batch(num_nodes: torch.Tensor | None, max_depth: int | None, **node_rows: torch.Tensor) -> int:
+    """Check what the walks of a batch share, and return the depth below which no node is accepted.
+
+    Args:
+        num_nodes: integers ``[B]`` or None.
+        max_depth: as given, None for ``N - 1``.
+        **node_rows: int64 ``[B, N]`` by name, ``parents`` first.
+
+    Raises:
+        TypeError: a row of nodes is not int64.
+        ValueError: the shapes disagree or ``max_depth`` is negative.
+    """
+    import torch
+
+    *others, last = node_rows
+    shape = next(iter(node_rows.values())).shape
+    for name, given in node_rows.items():
+        if given.dtype != torch.int64:
+            raise TypeError(f"{name} must be int64, got {given.dtype}")
+        if given.ndim != 2 or given.shape != shape or given.shape[1] == 0:
+            raise ValueError(
+                f"expected {', '.join(others)} and {last} of one shape [B, N], N >= 1: "
+                f"parents {list(shape)}, {name} {list(given.shape)}"
+            )
+    batch_size, width = shape
+    if num_nodes is not None and num_nodes.shape != (batch_size,):
+        raise ValueError(f"num_nodes must have shape [{batch_size}], got {list(num_nodes.shape)}")
+    return width - 1 if max_depth is None else count(max_depth, "max_depth")
 
 
 def distributions(values: ArrayLike | torch.Tensor, what: str, num_nodes: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from treedecode import rejection, traversal
 from treedecode.accept_batch import BatchAcceptance
-from treedecode.accept_inputs import METHODS
+from treedecode.accept_inputs import METHODS, check_batch
 from treedecode.drawing import at, draw, rows_of
 from treedecode.topology import count
 from treedecode.walking import Trees, Walked, link
@@ -127,14 +127,7 @@ def _check(
 ) -> int:
     if method not in METHODS:
         raise ValueError(f"method must be one of {METHODS}, got {method!r}")
-    for name, given in (("parents", parents), ("token_ids", token_ids)):
-        if given.dtype != torch.int64:
-            raise TypeError(f"{name} must be int64, got {given.dtype}")
-        if given.ndim != 2 or given.shape != parents.shape or given.shape[1] == 0:
-            raise ValueError(
-                f"expected parents and token_ids of one shape [B, N], N >= 1: "
-                f"parents {list(parents.shape)}, {name} {list(given.shape)}"
-            )
+    depth_limit = check_batch(num_nodes, max_depth, parents=parents, token_ids=token_ids)
     batch_size, width = parents.shape
     for name, given in (("target_probs", target_probs), ("draft_probs", draft_probs)):
         if given is None:
@@ -151,9 +144,6 @@ def _check(
             f"method {method!r} needs draft_probs, the distributions that the drafts were drawn from; "
             "deterministic drafts go with 'one_draw'"
         )
-    if num_nodes is not None and num_nodes.shape != (batch_size,):
-        raise ValueError(f"num_nodes must have shape [{batch_size}], got {list(num_nodes.shape)}")
-    depth_limit = width - 1 if max_depth is None else count(max_depth, "max_depth")
     needed = min(depth_limit + 1, width) if method == "one_draw" else width
     if not uniforms.is_floating_point():
         raise TypeError(f"uniforms must be floating, got {uniforms.dtype}")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from treedecode.acceptance import EdgeEstimates
+from treedecode.allocate import scored_reach
 from treedecode.guard import Guard, Look, Mode, ModeChange
 from treedecode.planner import choose_budget
 from treedecode.surface import Cost
@@ -114,9 +115,7 @@ class BudgetPlanner:
 
     def _reach(self, tree: DraftTree) -> list[float]:
         """Reach of all nodes: as scored, else as learnt."""
-        if tree.scores is None:
-            return self._estimates.reach(tree)
-        return [math.exp(score) for score in tree.scores.tolist()]
+        return self._estimates.reach(tree) if tree.scores is None else scored_reach(tree)
 
 
 class Follower:

@@ -66,6 +66,18 @@ class CostCurve:
             never_falling([statistics.median(by_count[count]) for count in sorted(by_count)]),
         )
 
+    @classmethod
+    def fit_convex(cls, rows: Sequence[int], ms: Sequence[float]) -> CostCurve:
+        """The greatest convex curve below one measurement per row count, in increasing order of rows.
+
+        For a few quick measurements: other load on the machine only adds to them, and a roofline is convex. Steps of a
+        staircase are lost.
+
+        Raises:
+            TypeError, ValueError: as the class, save for the order of the times.
+        """
+        return cls.fit(*convex_minorant(rows, ms))
+
     def at(self, prefix_len: int) -> CostCurve:
         """Itself: a curve holds for every context. ``CostSurface.at`` gives the curve of one context."""
         return self

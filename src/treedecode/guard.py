@@ -16,11 +16,14 @@ ALLOWANCE, TRIAL_ALLOWANCE, CREDIT = 6.0, 3.0, 16.0
 TOLERANCE = 0.01
 # Drafts of a look, plain steps between two looks, and the share of the time that looks may take: rests are longer for a
 # drafter that takes long. After trials in vain rests are up to so many times as long.
-NUM_LOOKS, REST, LOOK_SHARE, LONGEST_REST = 16, 32, 0.005, 8
+NUM_LOOKS, REST, LOOK_SHARE, LONGEST_REST = 16, 16, 0.005, 16
 
 # A mean gain counts as a loss if it is so many standard errors below zero, seen over so many steps, once that has cost
-# so many plain steps.
-_NUM_ERRORS, _FEWEST, _LEAST = 2.0, 6, 1.0
+# so many plain steps. A text often begins with a dozen steps that drafters know nothing of, and as a whole is twice as
+# fast as plain decoding: those must not decide.
+_NUM_ERRORS, _FEWEST, _LEAST = 2.0, 12, 2.0
+# Steps that tell whether the model has become slower or faster.
+_FEWEST_DRIFTED = 6
 # Plain steps of the first check and of later ones. After so many steps what plain steps take is old if it matters now,
 # and old at any rate.
 _FIRST_CHECK, _CHECK, _STALE, _OLD = 5, 3, 16, 256
@@ -93,8 +96,8 @@ class Guard:
 
     A plain step's time is the cost curve's, corrected by plain steps measured here: those at which nothing was worth
     verifying, and where there are none, a few are run plainly: first of all if nobody has measured them, when steps
-    have become slower or faster, before drafts are given up, and every 256 steps. So a wrong curve or a machine that
-    slows down is not taken for the drafts' fault or merit.
+    have become slower or faster, before this text's drafts are given up, and every 256 steps. So a wrong curve or a
+    machine that slows down is not taken for the drafts' fault or merit.
 
     Args:
         reference: shared by the requests of one model; one of its own if not given.
@@ -115,7 +118,10 @@ class Guard:
         self._judge_from(Mode.TREE, 0.0)
         self._mode = self._judged
         self._checks = False
-        if not self._plain.known:
+        if self._plain.known:
+            # of another request, maybe of another hour: nothing is given up before plain steps were run here
+            self._plain.age = max(self._plain.age, _STALE + 1)
+        else:
             self._check(overdrawn=False)
 
     @property
@@ -246,7 +252,7 @@ class Guard:
 
     def _has_drifted(self) -> bool:
         plain, window = self._plain, self._window
-        if window.num_steps < _FEWEST or plain.age <= _STALE:
+        if window.num_steps < _FEWEST_DRIFTED or plain.age <= _STALE:
             return False
         if plain.tree_ratio is None:
             plain.tree_ratio = window.ratio

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.engines.test_measure import FakeTarget, linear
+from tests.engines.fake_target import FakeTarget, linear
 from tests.engines.tiny import target_of
 from treedecode.cost import CostCurve
 from treedecode.engines import judging_cost

@@ -17,14 +17,16 @@ scored, and at last all of them.
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from treedecode.engines.candidates import order_candidates, top_candidates
-from treedecode.engines.linear import Linear, thin_product
+from treedecode.engines.linear import thin_product
 
 # Candidates per row that are scored in float32: on text the bound leaves about ten, on noise some hundreds.
 _POOLS = (32, 1024)
@@ -39,18 +41,18 @@ class Head:
     """The plain head.
 
     Args:
-        linear: From hidden rows to logits.
+        product: From hidden rows to logits, before the soft cap.
         softcap: ``softcap * tanh(logits / softcap)`` is applied, or None.
     """
 
     kind = "float32"
 
-    def __init__(self, linear: Linear, softcap: float | None) -> None:
-        self._linear, self._softcap = linear, softcap
+    def __init__(self, product: Callable[[Tensor], Tensor], softcap: float | None) -> None:
+        self._product, self._softcap = product, softcap
 
     def logits(self, hidden: Tensor) -> Tensor:
         """All logits ``[N, vocab]`` of ``[N, hidden]``."""
-        logits = self._linear(hidden)
+        logits = self._product(hidden)
         if self._softcap is not None:
             logits = torch.tanh(logits / self._softcap) * self._softcap
         return logits
@@ -93,7 +95,7 @@ class ScreenedHead(Head):
     kind = "int8-screened"
 
     def __init__(self, weight: Tensor) -> None:
-        super().__init__(Linear([weight], [None], pack=False), None)
+        super().__init__(functools.partial(thin_product, weight=weight), None)
         self._weight = weight
         largest = weight.abs().amax(0)
         self._column_scale = torch.where(largest > 0, largest, 1.0)
@@ -103,9 +105,6 @@ class ScreenedHead(Head):
         self._weight_norm = max(piece.norm for piece in pieces)
         self._rough = weight.new_empty(0, weight.shape[0])
         self.num_fallbacks = 0
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return thin_product(hidden, self._weight)
 
     def top(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
         if count > _POOLS[0]:

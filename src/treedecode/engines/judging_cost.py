@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from treedecode.cost import CostCurve, convex_minorant
+from treedecode.cost import CostCurve
 from treedecode.engines.cache import KVCache
 from treedecode.engines.judge import Judging
 from treedecode.engines.sampling import SamplingParams
@@ -89,4 +89,4 @@ def _extra(target: Target, judging: Judging, clock: Callable[[], float]) -> Cost
         for kind, count in least:
             least[kind, count] = min(least[kind, count], ms(kind, count))
     extra = [max(_LEAST_MS, least[judging, count] - least[greedy, count]) for count in counts]
-    return CostCurve.fit(*convex_minorant(counts, extra))
+    return CostCurve.fit_convex(counts, extra)

@@ -107,12 +107,12 @@ class Decoder:
     ) -> Decoder:
         """A decoder with the drafter and planner that the request's budget asks for; none of either with budget 0."""
         proposer = make_drafter(drafter) if request.max_drafted else None
+        decoder = cls(target, request, proposer, None, observer)
         # a dense trace wants whole trees: replay cuts them
-        planner = None
         if request.budget is None and not request.dense:
-            judging = Judging.of(target, request.sampling, wants_rows=True, traced=observer is not None)
-            planner = BudgetPlanner(judged_cost(target, cost, judging), Guard(plain_reference(target)))
-        return cls(target, request, proposer, planner, observer)
+            of_kind = judged_cost(target, cost, decoder._judging)
+            decoder._planner = BudgetPlanner(of_kind, Guard(plain_reference(target)))
+        return decoder
 
     @torch.inference_mode()
     def _start(self) -> Emission:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from treedecode.budget import AUTO_MAX_DRAFTED
 from treedecode.calibration import Calibration, Conditions
-from treedecode.cost import CostCurve, convex_minorant
+from treedecode.cost import CostCurve
 from treedecode.drafters.base import NUM_CANDIDATES
 from treedecode.engines.cache import KVCache
 from treedecode.engines.judging_cost import typical_rows
@@ -76,7 +76,7 @@ def measure_cost(target: Target, clock: Clock = time.perf_counter) -> CostCurve:
             break
         times[done % len(rows)].append(passes.ms(rows[done % len(rows)], context))
     least = [min(samples) for samples in times]
-    curve = CostCurve.fit(*convex_minorant(rows, least))
+    curve = CostCurve.fit_convex(rows, least)
     plain_reference(target).add(statistics.median(times[0][1:] or times[0]) / curve.ms(1))
     return curve
 

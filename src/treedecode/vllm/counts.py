@@ -72,7 +72,8 @@ class TreeCounts:
 
     def copy(self) -> TreeCounts:
         """A copy that does not change."""
-        return copy.deepcopy(self)
+        copied: dict[str, Any] = {name: copy.copy(value) for name, value in vars(self).items()}
+        return TreeCounts(**copied)
 
     def since(self, before: TreeCounts) -> TreeCounts:
         """What was counted after ``before``, a copy of these counters; the last budget is as it is now."""

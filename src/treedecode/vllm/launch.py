@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from treedecode.vllm.config import WORKER
 from treedecode.vllm.fixes import name_of_the_cpu_build
@@ -31,17 +31,10 @@ def shared_metrics() -> Iterator[None]:
 def main() -> None:
     """Run vLLM's command on this process's arguments."""
     name_of_the_cpu_build()
-    if WORKER in sys.argv:
-        with shared_metrics():
-            _run()
-    else:
-        _run()
+    with shared_metrics() if WORKER in sys.argv else nullcontext():
+        from vllm.entrypoints.cli.main import main as vllm_main
 
-
-def _run() -> None:
-    from vllm.entrypoints.cli.main import main as vllm_main
-
-    vllm_main()
+        vllm_main()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from vllm import SamplingParams
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 
-from treedecode.cost import CostCurve, convex_minorant
+from treedecode.cost import CostCurve
 from treedecode.tree import DraftTree
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -58,7 +58,7 @@ def measure_steps(runner: Any) -> CostCurve:
     finally:
         steps.end()
     least = agreed([min(of_rows) for of_rows in times.values()])
-    return CostCurve.fit(*convex_minorant(list(times), least))
+    return CostCurve.fit_convex(list(times), least)
 
 
 class _MadeUpSteps:
