@@ -43,7 +43,8 @@ def main(model: str, draft: str, file: str, groups: list[str]) -> None:
     # the model's two kinds of layers share one kind of cache, as vLLM's draft models need it
     arguments = engine_args(width=WIDTH, speculative_config=given) | {"disable_hybrid_kv_cache_manager": True}
     llm = LLM(model, **ENGINE, **arguments)
-    answers = {name: to_plain(run_cases(llm, GROUPS[name])) for name in groups}
+    # all at once: the number of steps is that of the longest answer
+    answers = to_plain(run_cases(llm, [case for name in groups for case in GROUPS[name]]))
     [counts] = llm.collective_rpc("tree_counts")
     Path(file).write_text(json.dumps([answers, counts]))
 

@@ -37,6 +37,7 @@ _SIGNATURES = {
     },
     "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer": {
         "_greedy_sample": ["self", "hidden_states"],
+        "initialize_attn_backend": ["self", "kv_cache_config", "kernel_block_sizes"],
     },
     "vllm.v1.spec_decode.medusa.MedusaProposer": {
         "propose": [
@@ -53,6 +54,7 @@ _SIGNATURES = {
     },
     "vllm.v1.attention.backends.cpu_attn.CPUAttentionMetadataBuilder": {
         "build": ["self", "common_prefix_len", "common_attn_metadata", "fast_build"],
+        "_group_sliding_window": ["self"],
     },
     "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackendImpl": {
         "forward": [

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from treedecode.vllm.drafters.spine import SpineTrees
+from treedecode.vllm.fixes import windows_of_a_drafters_layers
 
 if TYPE_CHECKING:
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer as _Base
@@ -16,6 +17,12 @@ else:
 
 class ModelTrees(SpineTrees, _Base):
     """To stand before a subclass of vLLM's ``SpecDecodeBaseProposer``."""
+
+    def initialize_attn_backend(
+        self, kv_cache_config: Any, kernel_block_sizes: list[int] | None = None
+    ) -> None:
+        super().initialize_attn_backend(kv_cache_config, kernel_block_sizes)
+        windows_of_a_drafters_layers(self.draft_attn_groups)
 
     def _greedy_sample(self, hidden_states: Tensor) -> Tensor:
         # not the stock method, whose argmax would drop the runners-up that the same logits name
