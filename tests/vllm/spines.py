@@ -1,4 +1,7 @@
-"""``python -m tests.vllm.spines MODEL DRAFT FILE GROUP...``: answers and counts with a draft model's trees."""
+"""``python -m tests.vllm.spines MODEL DRAFT FILE CASE...``: answers and counts with a draft model's trees.
+
+A case is named ``group/index``.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def save_perturbed(model_dir: Path, folder: Path) -> None:
         (folder / file.name).symlink_to(file)
 
 
-def main(model: str, draft: str, file: str, groups: list[str]) -> None:
+def main(model: str, draft: str, file: str, names: list[str]) -> None:
     os.environ.update(ENVIRONMENT)
     from vllm import LLM
 
@@ -44,7 +47,8 @@ def main(model: str, draft: str, file: str, groups: list[str]) -> None:
     arguments = engine_args(width=WIDTH, speculative_config=given) | {"disable_hybrid_kv_cache_manager": True}
     llm = LLM(model, **ENGINE, **arguments)
     # all at once: the number of steps is that of the longest answer
-    answers = to_plain(run_cases(llm, [case for name in groups for case in GROUPS[name]]))
+    cases = [GROUPS[group][int(index)] for group, index in (name.split("/") for name in names)]
+    answers = to_plain(run_cases(llm, cases))
     [counts] = llm.collective_rpc("tree_counts")
     Path(file).write_text(json.dumps([answers, counts]))
 

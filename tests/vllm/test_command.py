@@ -27,7 +27,7 @@ def test_flags_are_passed_on_and_trees_added():
     ]
     assert value_after(command.argv, "--speculative-config")["num_speculative_tokens"] == 9
     assert value_after(command.argv, "--additional-config") == {
-        "treedecode": {"drafter": "suffix", "max_depth": 4, "cost": "off", "width": 3}
+        "treedecode": {"drafter": "suffix", "max_depth": 4, "cost": "off", "width": 3, "branches": 1}
     }
     assert command.environment == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 
@@ -63,9 +63,15 @@ def test_flags_that_trees_set_are_refused(flags):
 @pytest.mark.parametrize("flag", ["--speculative-config", "--speculative_config", "-sc"])
 def test_a_drafter_of_vllm_drafts_the_spines(flag):
     given = {"method": "eagle3", "model": "some/head"}
-    command = serve_command("some/model", [flag, json.dumps(given), "--port", "1"], 10, width=4)
+    command = serve_command("some/model", [flag, json.dumps(given), "--port", "1"], 10, width=4, branches=2)
     assert value_after(command.argv, "--speculative-config") == {**given, "num_speculative_tokens": 10}
-    assert value_after(command.argv, "--additional-config")["treedecode"]["width"] == 4
+    assert (
+        value_after(command.argv, "--additional-config")["treedecode"].items()
+        >= {
+            "width": 4,
+            "branches": 2,
+        }.items()
+    )
     assert "--no-async-scheduling" in command.argv and "--port" in command.argv
     assert command.argv.count("--speculative-config") == 1
 

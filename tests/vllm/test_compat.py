@@ -38,6 +38,7 @@ def config(**changes):
             is_encoder_decoder=False,
             runner_type="generate",
             use_fp64_gumbel=False,
+            is_multimodal_model=False,
         ),
         "cache_config": SimpleNamespace(kv_sharing_fast_prefill=False, cache_dtype="auto"),
         "kv_transfer_config": None,
@@ -164,6 +165,26 @@ def test_settings_under_which_a_drafter_shows_no_candidates_are_refused(change, 
     with pytest.raises(ValueError, match="trees do not support") as refusal:
         compat.check_config(spine_config(**{change: value}))
     assert fix in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "what"),
+    [
+        ("speculative_config__method", "medusa", "Medusa heads"),
+        ("speculative_config__use_heterogeneous_vocab", True, "vocabulary of its own"),
+        ("model_config__is_multimodal_model", True, "multimodal models"),
+    ],
+)
+def test_branches_that_no_drafter_can_draft_are_refused(change, value, what):
+    checked = spine_config()
+    checked.additional_config = {"treedecode": {"branches": 2}}
+    compat.check_config(checked)
+    owner, _, name = change.partition("__")
+    setattr(getattr(checked, owner), name, value)
+    with pytest.raises(ValueError, match=f"branches must be 1 with .*{what}.*, got 2: leave out --branches"):
+        compat.check_config(checked)
+    checked.additional_config = {}
+    compat.check_config(checked)
 
 
 def test_gpus_are_refused(monkeypatch):

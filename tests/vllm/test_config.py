@@ -31,6 +31,7 @@ def test_arguments_of_an_engine():
         ({"max_depth": 0}, ValueError, "max_depth must be at least 1, got 0"),
         ({"cost": 3}, TypeError, "cost must be auto, off or a path, got 3"),
         ({"width": 0}, ValueError, "width must be at least 1, got 0"),
+        ({"branches": 0}, ValueError, "branches must be at least 1, got 0"),
     ],
 )
 def test_bad_values_are_named(arguments, error, message):
@@ -40,9 +41,9 @@ def test_bad_values_are_named(arguments, error, message):
 
 def test_a_drafter_of_vllm_takes_the_place_of_ours():
     given = {"method": "draft_model", "model": "some/model", "num_speculative_tokens": 9}
-    arguments = engine_args(speculative_config=given, width=2)
+    arguments = engine_args(speculative_config=given, width=2, branches=4)
     assert arguments["speculative_config"] == given and arguments["async_scheduling"] is False
-    assert TreeOptions.of(arguments["additional_config"]).width == 2
+    assert TreeOptions.of(arguments["additional_config"]) == TreeOptions(width=2, branches=4)
     assert engine_args(0, speculative_config=given) == {}
 
 

@@ -1,4 +1,4 @@
-"""EAGLE, EAGLE-3, MTP, Medusa and a draft model as spines, on tiny targets: stock output, and stock spines."""
+"""EAGLE, EAGLE-3, MTP, Medusa and a draft model on tiny targets: stock output, and what stock drafters draft."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import sys
 import pytest
 
 from tests.vllm.conftest import ROOT
-from tests.vllm.heads import DEPTH, METHODS, NUM_ALIKE, WIDTH
+from tests.vllm.heads import BRANCHES, DEPTH, METHODS, NUM_ALIKE, WIDTH
 from tests.vllm.running import from_plain
 from tests.vllm.test_engine import assert_same
 
+BRANCHING = [method for method in METHODS if method != "medusa"]
 # They need no real model, but minutes.
 pytestmark = [pytest.mark.vllm, pytest.mark.real_model]
 
@@ -22,30 +23,55 @@ def runs(tmp_path_factory):
     """What every method's engines said, by method."""
     folder = tmp_path_factory.mktemp("heads")
     file = folder / "runs.json"
-    command = [sys.executable, "-m", "tests.vllm.heads", str(folder), str(file), *METHODS]
+    command = [sys.executable, "-m", "tests.vllm.heads", str(folder), str(file)]
     subprocess.run(command, check=True, cwd=ROOT)
     return json.loads(file.read_text())
+
+
+def compared(runs, method, name, found):
+    """Pairs of what stock vLLM's drafter and another one said, token by token, where both were asked."""
+    stock, others = (
+        {place: tokens for place, tokens in said.items() if int(place[0]) < NUM_ALIKE}
+        for said in (runs[method]["chain"][found], runs[method][name][found])
+    )
+    # trees end where the request does
+    return {
+        place: list(zip(stock[place], others[place], strict=False)) for place in stock.keys() & others.keys()
+    }
+
+
+def wrong(pairs):
+    """Where something else was said."""
+    return {place: pair for place, pair in pairs.items() if any(mine != stock for stock, mine in pair)}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_output_is_that_of_stock_vllm_without_speculation(runs, method):
     answers = {name: from_plain(run["answers"]) for name, run in runs[method].items()}
     assert_same(answers["trees"], answers["plain"])
+    if method in BRANCHING:
+        assert_same(answers["branches"], answers["plain"])
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_spines_are_the_chains_that_stock_vllm_drafts(runs, method):
     """After trees of which runners-up were accepted, the drafter must see rows and caches as after a chain."""
-    chains, trees = (
-        {place: spine for place, spine in runs[method][name]["spines"].items() if int(place[0]) < NUM_ALIKE}
-        for name in ("chain", "trees")
-    )
-    common = chains.keys() & trees.keys()
-    assert len(common) > 25
-    # trees end where the request does
-    pairs = {place: list(zip(chains[place], trees[place], strict=False)) for place in common}
-    assert not {place: pair for place, pair in pairs.items() if any(mine != stock for stock, mine in pair)}
-    assert sum(map(len, pairs.values())) > 0.8 * DEPTH * len(common)
+    pairs = compared(runs, method, "trees", "spines")
+    assert len(pairs) > 25 and not wrong(pairs)
+    assert sum(map(len, pairs.values())) > 0.8 * DEPTH * len(pairs)
+
+
+@pytest.mark.parametrize("method", BRANCHING)
+def test_branches_go_on_as_stock_vllm_would_from_the_same_tokens(runs, method):
+    """The spine is stock vLLM's chain, and what follows the second guess is what its drafter says after that."""
+    for found in ("spines", "seconds"):
+        pairs = compared(runs, method, "branches", found)
+        assert len(pairs) > 5 and not wrong(pairs), found
+        assert sum(map(len, pairs.values())) > 0.8 * DEPTH * len(pairs)
+    counts = runs[method]["branches"]["counts"]
+    assert runs[method]["branches"]["continued"] > 0
+    assert max(map(int, counts["accepted_by_rank"])) <= BRANCHES < max(map(int, counts["accepted_by_depth"]))
+    assert not runs[method]["trees"]["continued"]
 
 
 @pytest.mark.parametrize("method", METHODS)

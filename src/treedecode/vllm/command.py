@@ -44,6 +44,7 @@ def serve_command(
     max_depth: int = 32,
     cost: str = "auto",
     width: int = DEFAULT_WIDTH,
+    branches: int = 1,
 ) -> ServeCommand:
     """Add what turns trees on to ``vllm serve model flags``; with budget 0 nothing is added.
 
@@ -56,19 +57,27 @@ def serve_command(
         max_depth: as ``engine_args``.
         cost: as ``engine_args``.
         width: as ``engine_args``.
+        branches: as ``engine_args``.
 
     Raises:
         TypeError, ValueError: a value that cannot be meant, or a flag that trees set themselves.
     """
     base = [sys.executable, "-m", _LAUNCHER, "serve", model]
-    options: dict[str, Any] = {"drafter": drafter, "max_depth": max_depth, "cost": cost, "width": width}
+    options: dict[str, Any] = {
+        "drafter": drafter,
+        "max_depth": max_depth,
+        "cost": cost,
+        "width": width,
+        "branches": branches,
+    }
     if not engine_args(budget, **options):
         return ServeCommand([*base, *flags], {})
     speculative, rest = _take_object(flags, _SPECULATIVE)
     additional, rest = _take_object(rest, _ADDITIONAL)
     if additional and CONFIG_KEY in additional:
         raise ValueError(
-            f"--additional-config must leave {CONFIG_KEY!r} to --budget, --drafter, --max-depth, --cost and --width"
+            f"--additional-config must leave {CONFIG_KEY!r} to --budget, --drafter, --max-depth, --cost, "
+            "--width and --branches"
         )
     arguments = engine_args(budget, **options, speculative_config=speculative)
     names = [_name(flag) for flag in rest]

@@ -7,7 +7,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from treedecode.vllm.config import PROPOSER, WORKER, TreeOptions, check_budget
-from treedecode.vllm.drafters.methods import SPINE_METHODS, check_method, check_spine_settings
+from treedecode.vllm.drafters.methods import (
+    SPINE_METHODS,
+    check_branches,
+    check_method,
+    check_spine_settings,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -38,6 +43,10 @@ _SIGNATURES = {
     "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer": {
         "_greedy_sample": ["self", "hidden_states"],
         "initialize_attn_backend": ["self", "kv_cache_config", "kernel_block_sizes"],
+        "load_model": ["self", "target_model"],
+        "model_returns_tuple": ["self"],
+        "build_per_group_and_layer_attn_metadata": ["self", "common_attn_metadata", "draft_index"],
+        "_determine_batch_execution_and_padding": ["self", "num_tokens", "use_cudagraphs"],
     },
     "vllm.v1.spec_decode.medusa.MedusaProposer": {
         "propose": [
@@ -150,6 +159,7 @@ def check_config(config: VllmConfig) -> None:
     if not custom:
         check_method(speculative.method)
         check_spine_settings(speculative, not config.scheduler_config.disable_hybrid_kv_cache_manager)
+        check_branches(speculative, options.branches, config.model_config.is_multimodal_model)
         if cost is not None:
             raise ValueError(
                 "trees of vLLM's own drafters are not sized by cost yet: leave out --cost, or use --drafter instead of "

@@ -35,7 +35,8 @@ class TreeOptions:
         cost: what steps cost, by which trees are sized: ``"auto"`` measures it at start-up, ``"off"`` sizes none, so
             that every tree has up to ``budget`` nodes, and a path reads a ``CostCurve`` or ``CostSurface`` in JSON.
             Trees of vLLM's own drafters are not sized yet: ``"auto"`` is ``"off"`` for them.
-        width: candidates per position of a spine that one of vLLM's own drafters drafts; 1 is a chain.
+        width: candidates after every node that one of vLLM's own drafters drafts on; 1 is a chain.
+        branches: nodes of one depth that one of vLLM's own drafters drafts on, in one pass; 1 is a spine with leaves.
 
     Raises:
         TypeError, ValueError: a value that cannot be meant.
@@ -45,6 +46,7 @@ class TreeOptions:
     max_depth: int = 32
     cost: str = "auto"
     width: int = DEFAULT_WIDTH
+    branches: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafter, str):
@@ -60,6 +62,7 @@ class TreeOptions:
                 f"cost must be auto, off or a path, got {self.cost!r} ({type(self.cost).__name__})"
             )
         count(self.width, "width", minimum=1)
+        count(self.branches, "branches", minimum=1)
 
     @classmethod
     def of(cls, additional_config: object) -> TreeOptions:
@@ -129,6 +132,7 @@ def engine_args(
     max_depth: int = 32,
     cost: str = "auto",
     width: int = DEFAULT_WIDTH,
+    branches: int = 1,
     speculative_config: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Arguments that turn trees on in vLLM: ``LLM(model, **engine_args())``.
@@ -139,6 +143,7 @@ def engine_args(
         max_depth: as ``TreeOptions``.
         cost: as ``TreeOptions``.
         width: as ``TreeOptions``.
+        branches: as ``TreeOptions``.
         speculative_config: vLLM's, with the method and model of a drafter of vLLM's to draft the trees' spines in place
             of ``drafter``. Its ``num_speculative_tokens``, if given, counts drafted nodes and takes the place of
             ``budget``. Methods ``ngram`` and ``suffix`` stand for treedecode's own drafters.
@@ -146,7 +151,7 @@ def engine_args(
     Raises:
         TypeError, ValueError: a value that cannot be meant.
     """
-    options = TreeOptions(drafter=drafter, max_depth=max_depth, cost=cost, width=width)
+    options = TreeOptions(drafter=drafter, max_depth=max_depth, cost=cost, width=width, branches=branches)
     if check_budget(budget) == 0:
         return {}
     given = {"num_speculative_tokens": budget, **(speculative_config or {})}

@@ -8,14 +8,10 @@ from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.spec_decode.medusa import MedusaProposer
 
 from treedecode.vllm.config import TreeOptions
+from treedecode.vllm.drafters.branches import BranchTrees
 from treedecode.vllm.drafters.medusa import MedusaTrees
 from treedecode.vllm.drafters.model import ModelTrees
 from treedecode.vllm.drafters.spine import SpineTrees
-
-_MIXINS: list[tuple[type, type[SpineTrees]]] = [
-    (SpecDecodeBaseProposer, ModelTrees),
-    (MedusaProposer, MedusaTrees),
-]
 
 
 def grow_trees(drafter: Any, options: TreeOptions) -> None:
@@ -23,9 +19,13 @@ def grow_trees(drafter: Any, options: TreeOptions) -> None:
 
     Args:
         drafter: vLLM's proposer, before its model is loaded. Its class is changed.
-        options: width and depth of the trees.
+        options: width, depth and branches of the trees.
     """
-    for base, mixin in _MIXINS:
-        if isinstance(drafter, base) and not isinstance(drafter, mixin):
+    mixins: list[tuple[type, type[SpineTrees]]] = [
+        (SpecDecodeBaseProposer, ModelTrees if options.branches == 1 else BranchTrees),
+        (MedusaProposer, MedusaTrees),
+    ]
+    for base, mixin in mixins:
+        if isinstance(drafter, base) and not isinstance(drafter, SpineTrees):
             drafter.__class__ = type(f"Tree{type(drafter).__name__}", (mixin, type(drafter)), {})
             drafter.start_trees(options)

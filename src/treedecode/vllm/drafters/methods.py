@@ -77,6 +77,29 @@ def check_spine_settings(speculative: Any, hybrid_cache: bool) -> None:
             )
 
 
+def check_branches(speculative: Any, branches: int, multimodal: bool) -> None:
+    """Refuse continuation branches where a drafter cannot draft on several nodes at once.
+
+    Args:
+        speculative: vLLM's ``SpeculativeConfig``.
+        branches: as ``TreeOptions``.
+        multimodal: whether the target reads more than text.
+
+    Raises:
+        ValueError: branches are more than one, and why they cannot be.
+    """
+    if branches == 1:
+        return
+    heterogeneous = getattr(speculative, "use_heterogeneous_vocab", False)
+    for found, what in (
+        (speculative.method == "medusa", "Medusa heads, which do not read what was drafted"),
+        (heterogeneous, "a draft model with a vocabulary of its own"),
+        (multimodal, "multimodal models"),
+    ):
+        if found:
+            raise ValueError(f"branches must be 1 with {what}, got {branches}: leave out --branches")
+
+
 def own_drafter(speculative: Mapping[str, Any]) -> str | None:
     """The drafter of treedecode that stands for the method, if it is one that matches text.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -75,15 +75,27 @@ class SpineTrees:
             The drafted tokens of every request, in node order.
         """
         levels, self._levels = self._levels, []
-        self.proposed.clear()
         if not levels:
+            self.proposed.clear()
             return [[] for _ in root_ids]
         ids = torch.stack([level for level, _ in levels], dim=1).tolist()
         scores = torch.stack([level for _, level in levels], dim=1).tolist()
+        return self.offer(map(leaf_siblings, root_ids, ids, scores), budget)
+
+    def offer(self, trees: Iterable[DraftTree], budget: int) -> list[list[int]]:
+        """Make these trees ``proposed``, as far as every request's limits and the budget allow.
+
+        Args:
+            trees: one per request.
+            budget: most drafted nodes per tree.
+
+        Returns:
+            The drafted tokens of every request, in node order.
+        """
+        self.proposed.clear()
         drafts = []
-        for row, (limits, root) in enumerate(zip(self._limits, root_ids, strict=True)):
-            tree = leaf_siblings(root, ids[row], scores[row])
-            tree = tree.prefix(budget).within_depth(max(0, limits.max_depth))
+        for limits, whole in zip(self._limits, trees, strict=True):
+            tree = whole.prefix(budget).within_depth(max(0, limits.max_depth))
             if limits.chain:
                 tree = best_chain(tree)
             if tree.num_drafted:
