@@ -1,10 +1,12 @@
 """Decode speed of vLLM with trees against stock vLLM, over HTTP: ``python benchmarks/vllm_serve.py MODEL``.
 
 One server per variant, all up at once and idle but one: trees as ``treedecode serve`` starts them, stock without
-speculation, and stock with n-gram and suffix drafts (the latter where ``arctic_inference`` is installed). In every
-round each variant answers the same prompts in turn, at 1, 2, 4, 8 and 16 requests at a time; the order turns from round
-to round. Decode speed is tokens after the first of each request over the time from the first of them to the last token.
-Texts are compared with stock's. Writes ``benchmarks/results/vllm_serve.json``; exits with 1 if a bar is missed.
+speculation, and stock with n-gram and suffix drafts (the latter where ``arctic_inference`` is installed; without its
+store of earlier answers, which would hold the very answers of the round before). Each variant answers the same groups
+of 1, 2, 4, 8 and 16 prompts in turn, one group after the other, until there are at least ``--pairs`` groups of a size;
+the order turns from group to group. Stock's own drafts are compared at one request alone. Decode speed is tokens
+after the first of each request over the time from the first of them to the last token. Texts are compared with
+stock's. It writes ``benchmarks/results/vllm_serve.json``; exits with 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import signal
 import socket
@@ -39,7 +42,11 @@ SPECULATION: dict[str, dict[str, Any]] = {
         "prompt_lookup_max": 4,
         "prompt_lookup_min": 2,
     },
-    "suffix": {"method": "suffix", "num_speculative_tokens": 16},
+    "suffix": {
+        "method": "suffix",
+        "num_speculative_tokens": 16,
+        "suffix_decoding_max_cached_requests": 0,
+    },
 }
 
 
@@ -123,8 +130,8 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--num-prompts", type=int, default=16, help="Per round and concurrency.")
+    parser.add_argument("--pairs", type=int, default=9, help="At least so many groups of every size.")
+    parser.add_argument("--num-prompts", type=int, default=16, help="Per round and size.")
     parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCY)
     parser.add_argument("--variants", nargs="+", default=["trees", "plain", *SPECULATION])
     parser.add_argument("--dtype", default="float32")
@@ -133,7 +140,9 @@ def main() -> int:
     if "suffix" in variants and importlib.util.find_spec("arctic_inference") is None:
         print("suffix is left out: arctic_inference is not installed")
         variants.remove("suffix")
-    prompts = [prompt["turns"][0] for prompt in load_prompts(arguments.prompts)][: arguments.num_prompts]
+    loaded = load_prompts(arguments.prompts)
+    count = min(arguments.num_prompts, len(loaded))
+    prompts = [loaded[place * len(loaded) // count]["turns"][0] for place in range(count)]  # of all kinds
     flags = ["--dtype", arguments.dtype, "--max-model-len", "2048", "--max-num-seqs", "16", "--seed", "0"]
     speeds: dict[int, dict[str, list[float]]] = {}
     num_different = 0
@@ -144,27 +153,25 @@ def main() -> int:
             servers[variant] = stack.enter_context(Server(variant, arguments.model, flags, folder))
             servers[variant].wait()
             servers[variant].complete(prompts[0], 16)
-        for number in range(arguments.rounds):
-            for width in arguments.concurrency:
-                for begin in range(0, len(prompts), width):
-                    group = prompts[begin : begin + width]
-                    texts = {}
-                    for place in range(len(variants)):
-                        variant = variants[(place + number) % len(variants)]
-                        with ThreadPoolExecutor(width) as pool:
-                            work = [
-                                pool.submit(servers[variant].complete, p, arguments.tokens) for p in group
-                            ]
-                            answers = [job.result() for job in work]
-                        texts[variant] = [answer.text for answer in answers]
-                        speeds.setdefault(width, {}).setdefault(variant, []).append(
-                            tokens_per_s(answers, arguments.tokens)
-                        )
-                    num_different += sum(
-                        text != plain
-                        for texts_of in texts.values()
-                        for text, plain in zip(texts_of, texts.get("plain", texts_of), strict=True)
+        for width in arguments.concurrency:
+            compared = variants if width == 1 else [name for name in variants if name not in SPECULATION]
+            groups = [prompts[begin : begin + width] for begin in range(0, len(prompts), width)]
+            for number, group in enumerate(groups * math.ceil(arguments.pairs / len(groups))):
+                texts = {}
+                for place in range(len(compared)):
+                    variant = compared[(place + number) % len(compared)]
+                    with ThreadPoolExecutor(width) as pool:
+                        work = [pool.submit(servers[variant].complete, p, arguments.tokens) for p in group]
+                        answers = [job.result() for job in work]
+                    texts[variant] = [answer.text for answer in answers]
+                    speeds.setdefault(width, {}).setdefault(variant, []).append(
+                        tokens_per_s(answers, arguments.tokens)
                     )
+                num_different += sum(
+                    text != plain
+                    for texts_of in texts.values()
+                    for text, plain in zip(texts_of, texts.get("plain", texts_of), strict=True)
+                )
     return report(vars(arguments) | {"prompts": str(arguments.prompts)}, speeds, num_different)
 
 

@@ -188,8 +188,8 @@ class EdgeEstimates:
         shape = tree.shape
         sources = [""] * tree.num_drafted if tree.sources is None else tree.sources[1:]
         confidences: list[float | None] = [None] * tree.num_drafted
-        if tree.scores is not None:
-            scores = tree.scores.tolist()
+        scores = tree.score_tuple
+        if scores is not None:
             confidences = [
                 _edge_confidence(score, scores[parent])
                 for score, parent in zip(scores[1:], shape.parent_tuple[1:], strict=True)

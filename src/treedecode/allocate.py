@@ -111,9 +111,10 @@ def scored_reach(tree: DraftTree) -> list[float]:
     Raises:
         ValueError: the tree has no scores; ``EdgeEstimates.reach`` estimates the reach of such trees.
     """
-    if tree.scores is None:
+    scores = tree.score_tuple
+    if scores is None:
         raise ValueError("expected a tree with scores (log reach); EdgeEstimates.reach estimates it without")
-    return [math.exp(score) for score in tree.scores.tolist()]
+    return [math.exp(score) for score in scores]
 
 
 def cut_batch(

@@ -84,7 +84,7 @@ class BudgetPlanner:
             step_ms: What it took, drafting included; without it the guard does not learn.
             draft_ms: What drafting took.
         """
-        if tree.scores is None:
+        if tree.score_tuple is None:
             self._estimates.observe(tree, path)
         guard = self._guard
         if guard is None or step_ms is None:
@@ -115,7 +115,7 @@ class BudgetPlanner:
 
     def _reach(self, tree: DraftTree) -> list[float]:
         """Reach of all nodes: as scored, else as learnt."""
-        return self._estimates.reach(tree) if tree.scores is None else scored_reach(tree)
+        return self._estimates.reach(tree) if tree.score_tuple is None else scored_reach(tree)
 
 
 class Follower:

@@ -180,10 +180,15 @@ class DraftTree(Frozen):
         """Int64 ``[N]``, read-only."""
         return read_only(self.token_tuple, np.int64)
 
+    @property
+    def score_tuple(self) -> tuple[float, ...] | None:
+        """Log reach of every node, or ``None``; :attr:`scores` without an array."""
+        return self.__dict__["_scores"]
+
     @cached_property
     def scores(self) -> np.ndarray | None:
         """Float64 ``[N]`` log reach, read-only, or ``None``."""
-        scores = self.__dict__["_scores"]
+        scores = self.score_tuple
         return None if scores is None else read_only(scores, np.float64)
 
     @property
@@ -231,7 +236,7 @@ class DraftTree(Frozen):
         return self._cut(TreeShape.trusted(tuple(range(-1, len(path) - 1))), path)
 
     def _cut(self, shape: TreeShape, nodes: Sequence[int]) -> DraftTree:
-        scores, sources = self.__dict__["_scores"], self.sources
+        scores, sources = self.score_tuple, self.sources
         return DraftTree._of(
             shape,
             tuple(self.token_tuple[node] for node in nodes),
@@ -241,7 +246,7 @@ class DraftTree(Frozen):
         )
 
     def _content(self) -> tuple[object, ...]:
-        return self.shape, self.token_tuple, self.__dict__["_scores"], self.sources
+        return self.shape, self.token_tuple, self.score_tuple, self.sources
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DraftTree):

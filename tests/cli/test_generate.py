@@ -59,6 +59,22 @@ def test_json(generate):
     assert {"tokens_per_s", "total_ms", "mean_emitted_per_step"} <= found["stats"].keys()
 
 
+def test_constraints(generate, tiny):
+    plain = json.loads(generate("--json", PROMPT).out)["token_ids"]
+    flags = ["--frequency-penalty", 1.5, "--presence-penalty", 0.5, "--bad-word", "ab", "--min-tokens", 9]
+    flags += ["--logit-bias", f"{plain[0]}=-inf", "--logit-bias", "7=0.5"]
+    ran = generate("--compare", "--json", "--budget", 8, *flags, PROMPT)
+    found = json.loads(ran.out)
+    assert ran.code == 0
+    assert found["token_ids"] != plain
+    assert plain[0] not in found["token_ids"]
+    (expected,) = td.generate(
+        td.load(str(tiny)), PROMPT, max_new_tokens=24, budget=0, frequency_penalty=1.5, presence_penalty=0.5,
+        logit_bias={plain[0]: float("-inf"), 7: 0.5}, bad_words=["ab"], min_tokens=9,
+    )  # fmt: skip
+    assert found["token_ids"] == expected.token_ids
+
+
 @pytest.mark.parametrize("sampling", [(), ("--temperature", 1, "--top-k", 20, "--seed", 3)])
 def test_compare(generate, sampling):
     ran = generate("--compare", "--budget", 8, *sampling, PROMPT)

@@ -156,6 +156,53 @@ def test_stop_strings(model: LoadedModel, expected: list[int], budget: int) -> N
     assert (generation.text, len(generation.token_ids)) == ("", 1)
 
 
+@pytest.mark.parametrize("budget", [0, 6])
+def test_bad_words_are_not_said(model: LoadedModel, expected: list[int], budget: int) -> None:
+    """As the tokens of the text, with a space before it and without."""
+    said = re.findall("[!-~]{2}", model.tokenizer.decode(expected))[:3]
+    options: dict[str, Any] = {"max_new_tokens": 80, "budget": budget, "eos_token_id": None}
+    (generation,) = td.generate(model, PROMPT, bad_words=said, **options)
+    assert generation.token_ids != expected
+    assert not any(word in generation.text for word in said)
+    spaced = [model.tokenizer(f" {word}")["input_ids"] for word in said]
+    ids = [model.tokenizer(word)["input_ids"] for word in said] + spaced
+    assert td.generate(model, PROMPT, bad_words_ids=ids, **options)[0].token_ids == generation.token_ids
+
+
+@pytest.mark.parametrize("budget", [0, 6])
+def test_logits_processors(model: LoadedModel, expected: list[int], budget: int) -> None:
+    """One, or several in order."""
+
+    def forbid(token: int) -> Callable[[Any, Any], Any]:
+        return lambda ids, scores: scores.index_fill(1, torch.tensor([token]), -math.inf)
+
+    options: dict[str, Any] = {"max_new_tokens": 40, "budget": budget, "eos_token_id": None}
+    for tokens in (expected[:1], expected[:3]):
+        given = [forbid(token) for token in tokens]
+        biased = td.generate(model, PROMPT, logit_bias=dict.fromkeys(tokens, -math.inf), **options)[0]
+        (generation,) = td.generate(
+            model, PROMPT, logits_processor=given if len(given) > 1 else given[0], **options
+        )
+        assert generation.token_ids == biased.token_ids != expected[:40]
+
+
+@pytest.mark.parametrize("budget", [0, 6])
+def test_min_tokens_holds_for_stop_tokens_and_strings(
+    model: LoadedModel, expected: list[int], budget: int
+) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 80, "budget": budget, "min_tokens": 30}
+    (generation,) = td.generate(model, PROMPT, eos_token_id=expected[10], **options)
+    assert expected[10] not in generation.token_ids[:30]
+    text = model.tokenizer.decode(expected)
+    early = next(
+        word
+        for word in re.findall("[!-~]{2}", model.tokenizer.decode(expected[:30]))
+        if word not in model.tokenizer.decode(expected[28:])
+    )
+    (generation,) = td.generate(model, PROMPT, stop=early, eos_token_id=None, **options)
+    assert (generation.token_ids, generation.text) == (expected, text)
+
+
 def test_pieces_add_up(model: LoadedModel) -> None:
     options: dict[str, Any] = {"max_new_tokens": 80, "budget": 6, "eos_token_id": None, "stop": "zz"}
     (whole,) = td.generate(model, PROMPT, **options)
@@ -286,6 +333,13 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"top_p": 2}, ValueError, "top_p must be above 0 and at most 1, got 2"),
     ({"min_p": -0.1}, ValueError, "min_p must be at least 0 and at most 1, got -0.1"),
     ({"repetition_penalty": 0}, ValueError, "repetition_penalty must be above 0, got 0"),
+    ({"frequency_penalty": 3}, ValueError, "frequency_penalty must be at least -2 and at most 2, got 3"),
+    ({"logit_bias": {10**6: 1}}, ValueError, "logit_bias token ids must be at most .*, got 1000000"),
+    ({"bad_words": [""]}, ValueError, r"bad_words must be one or more non-empty strings, got \[''\]"),
+    ({"bad_words": 3}, TypeError, "bad_words must be one or more non-empty strings, got 3"),
+    ({"bad_words_ids": [[10**6]]}, ValueError, "bad_words_ids token ids must be at most .*, got 1000000"),
+    ({"min_tokens": -1}, ValueError, "min_tokens must be at least 0, got -1"),
+    ({"logits_processor": 3}, TypeError, "logits_processor must be one or more functions .*, got 3"),
     ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
     ({"seed": 1.0}, TypeError, "seed must be an integer, got 1.0"),
     ({"stop": ""}, ValueError, "stop must be one or more non-empty strings, got ''"),

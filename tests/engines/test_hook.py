@@ -5,11 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor
+from transformers import (
+    LogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    WatermarkingConfig,
+)
 
 import treedecode as td
 from tests.engines.tiny import VOCAB, make_tiny
 from tests.engines.tokenizers import byte_level
+from treedecode.engines.prepared import split
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +90,32 @@ def test_repetition_penalty_equals_plain_generate(model: Any, budget: int) -> No
     )
 
 
-class Doubling(LogitsProcessor):
-    """A processor that treedecode cannot know."""
+class Forgetful(LogitsProcessor):
+    """A processor that treedecode cannot know: no token may stand where it stood five tokens before."""
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        return 2 * scores
+        return scores.scatter(1, input_ids[:, -5:-4], -100.0)
+
+
+class Counting(LogitsProcessor):
+    """Gives the same scores for its first calls, and counts them."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        self.num_calls += 1
+        return scores if self.num_calls < 5 else -scores
+
+
+class Noisy(LogitsProcessor):
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return scores + torch.rand_like(scores)
+
+
+class Summed(LogitsProcessor):
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return scores.sum(-1)
 
 
 class Streamer:
@@ -98,6 +130,114 @@ class Streamer:
 
     def end(self) -> None:
         self.ended += 1
+
+
+def allowed(row: int, ids: torch.Tensor) -> list[int]:
+    """Another half of the vocabulary for every row of the batch, and for every length."""
+    return list(range((row + len(ids)) % 2, VOCAB, 2))
+
+
+PREPARED: list[dict[str, Any]] = [
+    {"no_repeat_ngram_size": 2},
+    {"bad_words_ids": [[4], [5, 6], [9, 8]]},
+    {"min_new_tokens": 30, "eos_token_id": list(range(2, 50))},
+    {"min_length": 30, "eos_token_id": list(range(2, 50))},
+    {"sequence_bias": {(5,): 4.0, (7,): -2.0}},
+    {"sequence_bias": {(5, 6): 9.0, (9, 8): -9.0, (7,): 3.0}},
+    {"suppress_tokens": list(range(40))},
+    {"begin_suppress_tokens": list(range(90))},
+    {"forced_eos_token_id": 5, "eos_token_id": 5},
+    {"exponential_decay_length_penalty": (9, 1.3), "eos_token_id": [5, 6]},
+    {"encoder_no_repeat_ngram_size": 1},
+    {"encoder_repetition_penalty": 3.0},
+    {"remove_invalid_values": True, "renormalize_logits": True},
+    {"prefix_allowed_tokens_fn": allowed},
+    {"watermarking_config": WatermarkingConfig(bias=5.0)},
+    {"logits_processor": [Forgetful()]},
+    {"logits_processor": [Forgetful(), RepetitionPenaltyLogitsProcessor(1.5)], "no_repeat_ngram_size": 3},
+    {"logits_processor": [TemperatureLogitsWarper(0.5)], "sequence_bias": {(5,): 4.0}, "min_new_tokens": 4},
+]
+
+
+@pytest.mark.parametrize("options", PREPARED, ids=lambda options: "-".join(options))
+def test_every_processor_is_honoured(model: Any, options: dict[str, Any]) -> None:
+    """Whatever ``generate`` prepares or is given, in a padded batch: the tokens of plain ``generate``."""
+    options = {"max_new_tokens": 40, "do_sample": False} | options
+    expected = model.generate(**prompts(), **options)
+    for budget in (0, 6):
+        got = model.generate(**prompts(), **options, custom_generate=td.custom_generate, budget=budget)
+        assert torch.equal(got, expected), budget
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"typical_p": 0.4},
+        {"epsilon_cutoff": 0.05},
+        {"eta_cutoff": 0.1, "top_k": 0},
+        {"top_h": 0.4, "temperature": 1.5},
+        {"logits_processor": [Forgetful()], "top_k": 5},
+        {"logits_processor": [TopKLogitsWarper(4, min_tokens_to_keep=2)], "renormalize_logits": True},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_sampled_processors_are_honoured(model: Any, options: dict[str, Any]) -> None:
+    """The tokens that can come first are those of plain ``generate``, as often; trees change nothing."""
+    options = SAMPLING | {"top_p": None, "min_p": None} | options
+    ids = torch.tensor([[1, 9, 8, 7]] * 300)
+    torch.manual_seed(0)
+    plain = model.generate(ids, **(options | {"max_new_tokens": 1}))[:, -1]
+    ours = model.generate(
+        ids, **(options | {"max_new_tokens": 1}), custom_generate=td.custom_generate, budget=0
+    )[:, -1]
+    counts = [torch.bincount(tokens, minlength=VOCAB).double() for tokens in (plain, ours)]
+    assert (counts[0] - counts[1]).abs().max() < 6 * (300 / 2) ** 0.5
+    often = counts[0] > 12
+    assert bool((counts[1][often] > 0).all())
+    assert int((counts[1] > 12).sum()) <= int((counts[0] > 0).sum())
+    outputs = []
+    for budget in (0, 6):
+        torch.manual_seed(3)
+        outputs.append(
+            model.generate(**prompts(), **options, custom_generate=td.custom_generate, budget=budget)
+        )
+    assert torch.equal(*outputs)
+
+
+def test_without_trees_a_processor_may_keep_state(model: Any) -> None:
+    ids = torch.tensor([[1, 9, 8, 7, 9, 8]])
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
+    expected = model.generate(ids, **options, logits_processor=[Counting()])
+    got = model.generate(
+        ids, **options, logits_processor=[Counting()], custom_generate=td.custom_generate, budget=0
+    )
+    assert torch.equal(got, expected)
+
+
+def test_what_is_read_from_what_was_prepared() -> None:
+    """From the front ours up to the first that is not, from the back ours down to the last; all else in order."""
+    penalty, bans = RepetitionPenaltyLogitsProcessor(1.5), NoBadWordsLogitsProcessor([[4], [5, 6]])
+    bias = SequenceBiasLogitsProcessor({(5,): 4.0})
+    warm, narrow, nucleus = TemperatureLogitsWarper(0.7), TopKLogitsWarper(5), TopPLogitsWarper(0.9)
+    end = MinNewTokensLengthLogitsProcessor(6, 3, [2])
+    odd = Forgetful()
+    whole = [bias, penalty, bans, end, odd, warm, narrow, nucleus]
+    given = {
+        "logit_bias": {5: 4.0},
+        "repetition_penalty": 1.5,
+        "bad_words_ids": [(4,), (5, 6)],
+        "min_tokens": 3,
+    }
+    warped = {"temperature": 0.7, "top_k": 5, "top_p": 0.9}
+    assert split(whole, True, 6, frozenset([2])) == (given | warped, [odd])
+    assert split(whole, False, 6, frozenset([2])) == (given, [odd, warm, narrow, nucleus])
+    assert split([odd, *whole[:4]], False, 6, frozenset([2]))[1] == [odd, *whole[:4]]
+    assert split([warm, odd], True, 6, frozenset()) == ({"temperature": 1.0}, [warm, odd])
+    assert split([narrow, warm], True, 6, frozenset()) == ({"temperature": 0.7}, [narrow])
+    assert split([penalty, penalty], False, 6, frozenset()) == ({"repetition_penalty": 1.5}, [penalty])
+    longer = SequenceBiasLogitsProcessor({(5, 6): 4.0})
+    for kept in (longer, RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=3), end):
+        assert split([kept], False, 4, frozenset([2])) == ({}, [kept])
 
 
 @pytest.mark.parametrize("budget", [0, 6])
@@ -184,11 +324,10 @@ def test_bad_input_is_named(model: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"no_repeat_ngram_size": 2}, "NoRepeatNGramLogitsProcessor"),
-        ({"bad_words_ids": [[4]]}, "NoBadWordsLogitsProcessor"),
-        ({"min_new_tokens": 3, "eos_token_id": 5}, "MinNewTokensLengthLogitsProcessor"),
-        ({"do_sample": True, "typical_p": 0.5}, "TypicalLogitsWarper"),
-        ({"logits_processor": [Doubling()]}, "Doubling"),
+        ({"guidance_scale": 1.5}, "UnbatchedClassifierFreeGuidanceLogitsProcessor keeps state of its own"),
+        ({"logits_processor": [Counting()]}, "logits processor Counting does not do the same twice"),
+        ({"logits_processor": [Noisy()]}, "logits processor Noisy does not do the same twice"),
+        ({"logits_processor": [Summed()]}, r"Summed must return scores of shape \[1, 97\].*got \[1\]"),
         ({"num_beams": 2}, "num_beams"),
         ({"do_sample": True, "num_return_sequences": 2}, "num_return_sequences"),
         ({"max_time": 5.0}, "MaxTimeCriteria"),

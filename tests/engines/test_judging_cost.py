@@ -14,12 +14,16 @@ from treedecode.engines import judging_cost
 from treedecode.engines.judge import Judging
 from treedecode.engines.judging_cost import judged_cost, typical_rows
 from treedecode.engines.loop import Decoder
+from treedecode.engines.params import SamplingParams
 from treedecode.engines.request import Request
-from treedecode.engines.sampling import SamplingParams
 from treedecode.surface import CostSurface
 
 GREEDY = CostCurve([1, 16], [10.0, 25.0])
 WARM = SamplingParams(temperature=1.2, seed=3)
+
+
+def judging(target: FakeTarget, params: SamplingParams, wants_rows: bool, traced: bool) -> Judging:
+    return Judging.of(target, Request((1,), 4, 4, params), wants_rows, traced)
 
 
 class DearLogits(FakeTarget):
@@ -39,37 +43,54 @@ class DearLogits(FakeTarget):
 
 def test_sampled_rows_cost_what_their_logits_cost() -> None:
     target = DearLogits(linear)
-    cost = judged_cost(target, GREEDY, Judging.of(target, WARM, True, False), target.clock)
+    cost = judged_cost(target, GREEDY, judging(target, WARM, True, False), target.clock)
     assert [cost.at(0).ms(n) for n in (1, 16)] == pytest.approx([10 + 1 + 3, 25 + 1 + 48])
     before = target.num_products
     again = judged_cost(
-        target, GREEDY, Judging.of(target, SamplingParams(1.2, seed=4), True, False), target.clock
+        target, GREEDY, judging(target, SamplingParams(1.2, seed=4), True, False), target.clock
     )
     assert again == cost and target.num_products == before  # another seed is no other kind
-    judged_cost(target, GREEDY, Judging.of(target, SamplingParams(1.2, top_p=0.9), True, False), target.clock)
+    judged_cost(target, GREEDY, judging(target, SamplingParams(1.2, top_p=0.9), True, False), target.clock)
     assert target.num_products > before
+
+
+def test_other_numbers_are_no_other_kind() -> None:
+    """A bias or a penalty touches a few columns, whatever its value: it is timed once, not for every value."""
+    target = DearLogits(linear)
+    judged_cost(
+        target, GREEDY, judging(target, SamplingParams(logit_bias={3: 1.0}), True, False), target.clock
+    )
+    before = target.num_products
+    for params in (SamplingParams(logit_bias={4: 2.0}), SamplingParams(frequency_penalty=0.5)):
+        judged_cost(target, GREEDY, judging(target, params, True, False), target.clock)
+    assert target.num_products == before
 
 
 @pytest.mark.parametrize(
     ("params", "traced"),
-    [(SamplingParams(repetition_penalty=1.1), False), (SamplingParams(), True), (WARM, True)],
+    [
+        (SamplingParams(repetition_penalty=1.1), False),
+        (SamplingParams(logit_bias={3: 1.0}), False),
+        (SamplingParams(), True),
+        (WARM, True),
+    ],
 )
 def test_every_kind_that_needs_all_logits_is_timed(params: SamplingParams, traced: bool) -> None:
     target = DearLogits(linear)
-    cost = judged_cost(target, GREEDY, Judging.of(target, params, True, traced), target.clock)
+    cost = judged_cost(target, GREEDY, judging(target, params, True, traced), target.clock)
     assert cost.at(0).ms(16) > GREEDY.ms(16) + 40
 
 
 def test_greedy_requests_cost_what_was_measured() -> None:
     target = DearLogits(linear)
-    assert judged_cost(target, GREEDY, Judging.of(target, SamplingParams(), True, False)) is GREEDY
+    assert judged_cost(target, GREEDY, judging(target, SamplingParams(), True, False)) is GREEDY
     assert target.num_products == 0
 
 
 def test_surfaces_keep_their_contexts() -> None:
     target = DearLogits(linear)
     surface = CostSurface([1, 16], [64, 512], [[10.0, 25.0], [12.0, 40.0]])
-    cost = judged_cost(target, surface, Judging.of(target, WARM, True, False), target.clock)
+    cost = judged_cost(target, surface, judging(target, WARM, True, False), target.clock)
     assert cost.at(512).ms(16) == pytest.approx(40 + 1 + 48)
 
 

@@ -8,20 +8,14 @@ import torch
 from scipy.stats import chi2
 from transformers import (
     MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
-from treedecode.engines.sampling import (
-    SamplingParams,
-    apply_repetition_penalty,
-    choose,
-    processed_probs,
-)
+from treedecode.engines.params import SamplingParams
+from treedecode.engines.sampling import choose, processed_probs
 from treedecode.streams import keyed_uniforms
-from treedecode.tree import DraftTree, TreeShape
 
 
 def logits(rows: int = 4, vocab: int = 2000) -> torch.Tensor:
@@ -99,28 +93,6 @@ def test_a_nucleus_does_not_depend_on_the_other_rows() -> None:
     assert 1 < int((alone > 0).sum()) < 1024
 
 
-@pytest.mark.parametrize("penalty", [0.5, 1.0, 1.7])
-def test_repetition_penalty_equals_transformers(penalty: float) -> None:
-    """Zero and both signs."""
-    scores = torch.tensor([[0.0, -1.0, 2.0, 3.0, -math.inf]], dtype=torch.float64)
-    expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([[0, 1, 2, 4]]), scores.clone())
-    got = apply_repetition_penalty(scores, DraftTree.root_only(2), torch.tensor([0, 1, 2, 4]), penalty)
-    assert torch.equal(got, expected)
-
-
-def test_repetition_penalty_case_32_in_kind() -> None:
-    """Logits 100 and 99, history 2, drafts 1, 1, 1: the penalty falls on a node once its path holds the token."""
-    tree = DraftTree(TreeShape.chain(3), [2, 1, 1, 1])
-    scores = torch.zeros(4, 20, dtype=torch.float64)
-    scores[:, 1], scores[:, 15] = 100, 99
-    for penalty, choices in ((1.5, [1, 15, 15, 15]), (1.005, [1, 1, 1, 1])):
-        got = apply_repetition_penalty(scores, tree, torch.tensor([2]), penalty)
-        assert choose(got, SamplingParams(repetition_penalty=penalty), None).tolist() == choices
-    star = DraftTree(TreeShape.from_parents([-1, 0, 0]), [2, 1, 15])
-    got = apply_repetition_penalty(scores[:3], star, torch.tensor([2]), 1.5)
-    assert got.argmax(-1).tolist() == [1, 15, 1]  # siblings do not count for each other
-
-
 def test_half_precision_is_widened() -> None:
     assert processed_probs(logits().bfloat16(), SamplingParams(temperature=1.0)).dtype == torch.float32
 
@@ -142,18 +114,6 @@ def test_draws_over_seeds_follow_the_distribution() -> None:
     assert counts[~kept].sum() == 0
     statistic = ((counts - draws * probs)[kept] ** 2 / (draws * probs[kept])).sum().item()
     assert statistic < chi2.ppf(1 - 1e-6, int(kept.sum()) - 1)
-
-
-def test_repetition_penalty_follows_the_path() -> None:
-    """Siblings do not see each other's tokens; every node sees history and its own path (CASES 32 in kind)."""
-    tree = DraftTree(TreeShape.from_parents([-1, 0, 0, 1]), [7, 11, 12, 13])
-    scores = logits()
-    history = [3, 5, 7]
-    got = apply_repetition_penalty(scores, tree, torch.tensor(history), 1.7)
-    processor = RepetitionPenaltyLogitsProcessor(1.7)
-    for row, path in enumerate([[], [11], [12], [11, 13]]):
-        expected = processor(torch.tensor([history + path]), scores[row : row + 1].clone())
-        torch.testing.assert_close(got[row : row + 1], expected)
 
 
 def test_draws_follow_the_distribution() -> None:
@@ -189,6 +149,24 @@ def test_a_zero_probability_token_is_never_drawn() -> None:
         ({"top_p": 2.0}, ValueError, "top_p"),
         ({"min_p": 1.5}, ValueError, "min_p"),
         ({"repetition_penalty": 0}, ValueError, "repetition_penalty must be above 0"),
+        (
+            {"frequency_penalty": 2.1},
+            ValueError,
+            "frequency_penalty must be at least -2 and at most 2, got 2.1",
+        ),
+        ({"presence_penalty": "x"}, TypeError, "presence_penalty must be a number, got 'x'"),
+        ({"logit_bias": [1]}, TypeError, r"logit_bias must map token ids to numbers, got \[1\]"),
+        ({"logit_bias": {-1: 2.0}}, ValueError, "logit_bias token ids must be at least 0, got -1"),
+        ({"logit_bias": {1.0: 2.0}}, TypeError, "logit_bias token ids must be an integer, got 1.0"),
+        ({"logit_bias": {3: "x"}}, TypeError, "logit_bias of token 3 must be a number, got 'x'"),
+        ({"logit_bias": {3: math.inf}}, ValueError, "logit_bias of token 3 must be a finite number or -inf"),
+        ({"logit_bias": {3: math.nan}}, ValueError, "logit_bias of token 3 must be a finite number or -inf"),
+        ({"bad_words_ids": "word"}, TypeError, "bad_words_ids must be sequences of token ids, got 'word'"),
+        ({"bad_words_ids": [3]}, TypeError, "bad_words_ids must be sequences of token ids, got 3 among them"),
+        ({"bad_words_ids": [[]]}, ValueError, "at least one token id, got an empty one"),
+        ({"bad_words_ids": [[-1]]}, ValueError, "bad_words_ids must be at least 0, got -1"),
+        ({"min_tokens": -1}, ValueError, "min_tokens must be at least 0, got -1"),
+        ({"min_tokens": 1.5}, TypeError, "min_tokens must be an integer, got 1.5"),
         ({"seed": -1}, ValueError, "seed"),
         ({"seed": True}, TypeError, "seed"),
     ],

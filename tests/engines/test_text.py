@@ -121,3 +121,27 @@ def test_looking_at_the_rest_changes_nothing(name: str) -> None:
         given_out += stream.take()
         assert TEXTS["mixed"].startswith((given_out + stream.rest()).rstrip("\ufffd"))
     assert given_out + stream.finish() == TEXTS["mixed"]
+
+
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_stop_string_within_the_first_tokens_ends_nothing(name: str, taken: bool) -> None:
+    """Only one that is complete after more tokens does, even if it began before; read piece by piece or at the end."""
+    text = "an end and an end, the end"
+    ids = ids_of(name, text)
+    for min_tokens in range(len(ids) + 1):
+        stream = TextStream(tokenizer(name), ["end"], min_tokens)
+        ended = None
+        for count, token in enumerate(ids, 1):
+            if stream.push(token):
+                ended = count
+                break
+            if taken:
+                stream.take()
+        completed = [
+            count for count in range(1, len(ids) + 1) if tokenizer(name).decode(ids[:count]).endswith("end")
+        ]
+        assert ended == next((count for count in completed if count > min_tokens), None)
+        stream.finish()
+        whole = tokenizer(name).decode(ids[:ended])
+        assert stream.text == (whole if ended is None else whole.removesuffix("end"))

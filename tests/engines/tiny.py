@@ -26,8 +26,8 @@ from transformers import (
 from treedecode.drafters import DRAFTERS, make_drafter
 from treedecode.engines.build import build_target
 from treedecode.engines.loop import Decoder, StepObserver
+from treedecode.engines.params import SamplingParams
 from treedecode.engines.request import Request
-from treedecode.engines.sampling import SamplingParams
 from treedecode.engines.target import Target
 from treedecode.testing.drafters import AdversarialDrafter, RandomDrafter
 
@@ -118,10 +118,11 @@ def decode(
     budget: int = 12,
     count: int = NEW_TOKENS,
     observer: StepObserver | None = None,
+    processors: tuple[Any, ...] = (),
     **sampling: Any,
 ) -> list[int]:
     """Tokens that the engine gives."""
-    request = Request(tuple(prompt), count, budget, SamplingParams(**sampling))
+    request = Request(tuple(prompt), count, budget, SamplingParams(**sampling), processors=processors)
     decoder = Decoder(target, request, drafter, observer=observer)
     return [token for emission in decoder.run() for token in emission.token_ids]
 

@@ -10,8 +10,8 @@ from typing import Any
 from tests.engines.tiny import LONG, PROMPTS, target_of
 from treedecode.cost import CostCurve
 from treedecode.engines.loop import Decoder
+from treedecode.engines.params import SamplingParams
 from treedecode.engines.request import Request
-from treedecode.engines.sampling import SamplingParams
 from treedecode.engines.tracing import TraceObserver
 from treedecode.replay.recording import Recording
 from treedecode.replay.source import read_recordings

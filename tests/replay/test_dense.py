@@ -10,8 +10,8 @@ from tests.engines.tiny import LONG, PROMPTS, VOCAB, decode, reference, target_o
 from treedecode.cost import CostCurve
 from treedecode.drafters import make_drafter
 from treedecode.engines.loop import Decoder
+from treedecode.engines.params import SamplingParams
 from treedecode.engines.request import Request
-from treedecode.engines.sampling import SamplingParams
 from treedecode.replay.recording import follow, tails
 from treedecode.testing.drafters import AdversarialDrafter
 

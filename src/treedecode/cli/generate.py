@@ -74,6 +74,24 @@ def generate(
     repetition_penalty: Annotated[
         float | None, typer.Option(parser=number, help="Above 1 discourages tokens seen before.")
     ] = None,
+    frequency_penalty: Annotated[
+        float | None,
+        typer.Option(parser=number, help="Subtract this for every time a token is in the output (-2 to 2)."),
+    ] = None,
+    presence_penalty: Annotated[
+        float | None,
+        typer.Option(parser=number, help="Subtract this from all tokens that are in the output (-2 to 2)."),
+    ] = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID=BIAS", help="Add this to a token's logit, -inf to forbid it; may be repeated."
+        ),
+    ] = None,
+    bad_word: Annotated[
+        list[str] | None, typer.Option(help="Text that must not be generated; may be repeated.")
+    ] = None,
+    min_tokens: Annotated[int, typer.Option(parser=integer, help="Do not end before so many tokens.")] = 0,
     seed: Annotated[
         int, typer.Option(parser=integer, help="The same seed gives the same tokens, at every budget.")
     ] = 0,
@@ -111,6 +129,11 @@ def generate(
         "top_p": top_p,
         "min_p": min_p,
         "repetition_penalty": repetition_penalty,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "logit_bias": _parse_bias(logit_bias),
+        "bad_words": bad_word,
+        "min_tokens": min_tokens,
         "seed": seed,
         "stop": stop,
         "dense": dense,
@@ -148,7 +171,8 @@ def generate(
         comparison = None if interrupted else Comparison(generation, plain)
 
     if as_json:
-        print(json.dumps(to_json(loaded, text, options, generation, comparison), ensure_ascii=False))
+        shown = options | {"logit_bias": logit_bias}  # as given: JSON has no -inf
+        print(json.dumps(to_json(loaded, text, shown, generation, comparison), ensure_ascii=False))
     else:
         lines = [] if options["budget"] != "auto" else [f"cost of a step: {loaded.cost_source}"]
         lines += comparison_lines(comparison) if comparison else [closing_line(generation)]
@@ -169,15 +193,29 @@ def _parse_budget(text: str) -> int | Literal["auto"]:
         ) from None
 
 
+def _parse_bias(texts: list[str] | None) -> dict[int, float] | None:
+    if not texts:
+        return None
+    try:
+        return {int(token): float(bias) for token, bias in (text.split("=") for text in texts)}
+    except ValueError:
+        raise typer.TyperException(
+            f"--logit-bias must be a token id, = and a number, such as 13=-2.5, got {' '.join(texts)!r}"
+        ) from None
+
+
 def _check(options: dict[str, Any]) -> None:
     """The checks of ``treedecode.stream`` that need no model, so that a typing error costs no loading time."""
+    from treedecode.engines.bad_words import check_texts
+    from treedecode.engines.params import SamplingParams
     from treedecode.engines.request import check_budget, check_count
-    from treedecode.engines.sampling import SamplingParams
 
     check_count("max_new_tokens", options["max_new_tokens"])
     check_budget(options["budget"])
     td.make_drafter(options["drafter"])
-    SamplingParams(**{name: options[name] for name in SamplingParams.__dataclass_fields__})
+    if options["bad_words"] is not None:
+        check_texts("bad_words", options["bad_words"])
+    SamplingParams(**{name: options[name] for name in SamplingParams.__dataclass_fields__ if name in options})
 
 
 @contextmanager

@@ -50,6 +50,7 @@ class MergedDrafter:
         self._root_index = -1
         self._root_tail: tuple[int, ...] = ()
         self._root_match = 0
+        self._found: dict[tuple[tuple[int, ...], int], Candidates] = {}
 
     def propose(self, context: DraftContext) -> DraftTree:
         """The best tree of at most ``max_drafted`` nodes; scores are log reach."""
@@ -61,7 +62,7 @@ class MergedDrafter:
         node, depth, tail, match = 0, 0, self._root_tail, self._root_match
         while len(parents) <= max_drafted:
             if depth < max_depth:
-                found = self._candidates(tail, match)
+                found = self._found[tail, match] = self._candidates(tail, match)
                 least = MIN_REACH / reach[node]
                 siblings = [
                     (-reach[node] * prob, i)
@@ -111,6 +112,7 @@ class MergedDrafter:
         for rows in context.rows:
             if rows.root_index == self._root_index:
                 self._calibrate(rows, token_ids)
+        self._found.clear()
         if self._use_rows:
             for rows in context.rows:
                 self._rows.update(rows, token_ids)
@@ -124,6 +126,7 @@ class MergedDrafter:
         tail, match = self._root_tail, self._root_match
         first = rows.root_index + 1
         for token in token_ids[first : first + len(rows.path)]:
-            candidates = self._candidates(tail, match)
+            # what the last tree was grown from: nothing has been learned since
+            candidates = self._found.get((tail, match)) or self._candidates(tail, match)
             self._edges.learn(candidates, token)
             tail, match = (*tail, token)[-suffix.MAX_ORDER :], candidates.match_length

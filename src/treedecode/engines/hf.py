@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from treedecode.drafters.base import Drafter
+from treedecode.engines.bad_words import bad_word_ids, check_texts
 from treedecode.engines.load import LoadedModel
 from treedecode.engines.loop import Decoder, StepObserver
+from treedecode.engines.params import SamplingParams
+from treedecode.engines.processors import as_processors
 from treedecode.engines.request import Request, check_budget, check_count, check_prompt, check_stop_ids
-from treedecode.engines.sampling import SamplingParams
 from treedecode.engines.stats import GenerationStats
 from treedecode.engines.text import TextStream
 from treedecode.engines.tracing import TraceObserver
@@ -92,6 +94,13 @@ def stream(
     top_p: float | None = None,
     min_p: float | None = None,
     repetition_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    bad_words: Sequence[str] | None = None,
+    bad_words_ids: Sequence[Sequence[int]] | None = None,
+    min_tokens: int = 0,
+    logits_processor: Callable[[Any, Any], Any] | Sequence[Callable[[Any, Any], Any]] | None = None,
     seed: int = 0,
     stop: str | Sequence[str] | None = None,
     eos_token_id: int | Sequence[int] | Literal["model"] | None = "model",
@@ -110,6 +119,15 @@ def stream(
         temperature: 0 is greedy. Otherwise one token is drawn per node from the target's processed distribution with
             noise keyed by (seed, output position): the same seed gives the same tokens at every budget.
         top_k, top_p, min_p, repetition_penalty: As in transformers; None switches off.
+        frequency_penalty, presence_penalty: As in the OpenAI API and vLLM: what is subtracted from a token's logit for
+            every time it is in the output, and once if it is there at all.
+        logit_bias: Numbers to add to logits, by token id; -inf forbids a token.
+        bad_words: Texts whose tokens, with and without a leading space, may not be emitted one after the other.
+        bad_words_ids: The same as sequences of token ids.
+        min_tokens: Neither stop tokens nor stop strings end the output before so many tokens.
+        logits_processor: One or more of transformers' ``LogitsProcessor``, or other functions of ``input_ids``
+            ``[rows, length]`` and scores ``[rows, vocab]`` that give new scores. They are called with the path of every
+            node, and must keep no state (docs/constraints.md).
         seed: Key of the noise.
         stop: Strings that end the output; the text is cut before them.
         eos_token_id: Stop tokens; "model" takes the model's own, None none.
@@ -121,7 +139,19 @@ def stream(
     Raises:
         TypeError, ValueError: Bad input, naming the rule, what was expected and what was got.
     """
-    sampling = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    sampling = SamplingParams(
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repetition_penalty,
+        frequency_penalty,
+        presence_penalty,
+        logit_bias,
+        bad_word_ids(model.tokenizer, bad_words, bad_words_ids),
+        min_tokens,
+        seed,
+    )
     target = model.target
     if isinstance(prompt, str):
         if not prompt:
@@ -135,9 +165,10 @@ def stream(
         check_budget(budget),
         sampling,
         model.eos_token_ids if eos_token_id == "model" else check_stop_ids(eos_token_id),
+        processors=as_processors(logits_processor),
         dense=dense,
     )
-    stops = _check_stops(stop)
+    stops = [] if stop is None else check_texts("stop", stop)
     if trace is not None:
         settings = {
             "max_new_tokens": max_new_tokens,
@@ -147,21 +178,7 @@ def stream(
         }
         observer = TraceObserver(trace, model, request, settings, observer)
     decoder = Decoder.of(target, request, drafter, model.cost, observer)
-    return Stream(decoder, TextStream(model.tokenizer, stops))
-
-
-def _check_stops(stop: object) -> list[str]:
-    if stop is None or isinstance(stop, str):
-        stops: list[Any] = [] if stop is None else [stop]
-    elif isinstance(stop, Iterable):
-        stops = list(stop)
-    else:
-        raise TypeError(f"stop must be one or more non-empty strings, got {stop!r}")
-    if not all(isinstance(item, str) for item in stops):
-        raise TypeError(f"stop must be one or more non-empty strings, got {stop!r}")
-    if not all(stops):
-        raise ValueError(f"stop must be one or more non-empty strings, got {stop!r}")
-    return stops
+    return Stream(decoder, TextStream(model.tokenizer, stops, min_tokens))
 
 
 def generate(

@@ -14,19 +14,12 @@ from treedecode.drafters.base import Drafter
 from treedecode.engines.build import build_target
 from treedecode.engines.loop import Decoder
 from treedecode.engines.measure import measure_cost
+from treedecode.engines.params import SamplingParams
+from treedecode.engines.prepared import for_row, split
 from treedecode.engines.request import Request, check_budget, check_prompt, check_stop_ids
-from treedecode.engines.sampling import SamplingParams
 from treedecode.engines.target import Target
 from treedecode.engines.text import TextStream
 
-# What treedecode's own sampling does already; anything else in the list would silently be lost.
-_KNOWN_PROCESSORS = {
-    "TemperatureLogitsWarper",
-    "TopKLogitsWarper",
-    "TopPLogitsWarper",
-    "MinPLogitsWarper",
-    "RepetitionPenaltyLogitsProcessor",
-}
 _KNOWN_CRITERIA = {"MaxLengthCriteria", "EosTokenCriteria", "StopStringCriteria"}
 
 # Where the target of a model is kept: on the model, so that both are freed together.
@@ -48,9 +41,12 @@ def custom_generate(
 ) -> Tensor:
     """A decoding method for ``transformers`` ``generate``; the rows of a batch run one after the other.
 
-    Greedy and sampled (temperature, top-k, top-p, min-p, repetition penalty; keyed by ``torch.manual_seed``). Every row
-    gives what it gives alone: padding is not part of its history, so the repetition penalty does not fall on the pad
-    token. The model's weights are shared, not packed: ``treedecode.load`` is faster on CPU.
+    Greedy and sampled (keyed by ``torch.manual_seed``), under every logits processor that ``generate`` prepares or is
+    given. Biases, the repetition penalty, bad words, ``min_new_tokens``, temperature, top-k, top-p and min-p are
+    treedecode's own; any other processor is called with the path of every node. Every row gives what it gives alone:
+    for treedecode's own, padding is not part of its history, so the repetition penalty does not fall on the pad token;
+    other processors see it, as they do in ``generate``. The model's weights are shared, not packed: ``treedecode.load``
+    is faster on CPU.
 
     ``generate`` of transformers 5.19 does not hand its ``tokenizer=`` and ``streamer=`` on to a function. Bind them:
     ``custom_generate=functools.partial(treedecode.custom_generate, streamer=streamer)``.
@@ -58,7 +54,7 @@ def custom_generate(
     Args:
         model: The transformers model that ``generate`` was called on.
         input_ids: int64 ``[batch, prompt]``, left-padded where ``attention_mask`` says so.
-        logits_processor: What ``generate`` prepared; only those named above are accepted.
+        logits_processor: What ``generate`` prepared.
         stopping_criteria: What ``generate`` prepared: length, EOS and stop strings are accepted.
         generation_config: The resolved configuration.
         budget: Drafted nodes per step, or "auto".
@@ -72,16 +68,17 @@ def custom_generate(
         int64 ``[batch, prompt + longest output]``, padded with the pad token.
 
     Raises:
-        ValueError: A processor, criterion or decoding mode that trees would not honour; an empty prompt or one longer
-            than the model allows.
+        ValueError: A processor that keeps state, or a criterion or decoding mode that trees would not honour; an empty
+            prompt or one longer than the model allows.
     """
-    _check_supported(logits_processor, stopping_criteria, generation_config)
+    _check_supported(stopping_criteria, generation_config)
     target, cost = _target_of(model)
     stops = check_stop_ids(generation_config.eos_token_id)
     prompts = [
-        check_prompt(prompt, target.vocab_size, target.max_positions)
-        for prompt in _unpadded(input_ids, model_kwargs.get("attention_mask"))
+        (padding, check_prompt(prompt, target.vocab_size, target.max_positions))
+        for padding, prompt in _unpadded(input_ids, model_kwargs.get("attention_mask"))
     ]
+    params, rest = split(list(logits_processor), bool(generation_config.do_sample), input_ids.shape[1], stops)
     max_new_tokens = generation_config.max_length - input_ids.shape[1]
     width = check_budget(budget)
     stop = stop_strings or generation_config.stop_strings
@@ -93,9 +90,19 @@ def custom_generate(
     if streamer is not None:
         streamer.put(input_ids.cpu())  # as generate does with a streamer it knows of
     outputs = []
-    for prompt in prompts:
-        sampling = _sampling_of(generation_config)
-        request = Request(prompt, max_new_tokens, width, sampling, stops)
+    for row, (padding, prompt) in enumerate(prompts):
+        # follows torch.manual_seed, as plain sampling does
+        seed = int(torch.randint(2**63 - 1, (1,)).item()) if generation_config.do_sample else 0
+        processors = tuple(for_row(processor, row) for processor in rest)
+        request = Request(
+            prompt,
+            max_new_tokens,
+            width,
+            SamplingParams(**params, seed=seed),
+            stops,
+            processors=processors,
+            padding=tuple(padding),
+        )
         decoder = Decoder.of(target, request, drafter, cost)
         outputs.append(_run(decoder, tokenizer, stop, streamer))
     if streamer is not None:
@@ -137,18 +144,8 @@ def _version(weight: Tensor) -> int:
     return 0 if weight.is_inference() else weight._version
 
 
-def _sampling_of(config: Any) -> SamplingParams:
-    penalty = config.repetition_penalty
-    if not config.do_sample:
-        return SamplingParams(repetition_penalty=penalty)
-    seed = int(torch.randint(2**63 - 1, (1,)).item())  # follows torch.manual_seed, as plain sampling does
-    top_k = config.top_k or None
-    return SamplingParams(config.temperature or 1.0, top_k, config.top_p, config.min_p, penalty, seed)
-
-
-def _check_supported(processors: Iterable[Any], criteria: Iterable[Any], config: Any) -> None:
-    odd = [type(item).__name__ for item in processors if type(item).__name__ not in _KNOWN_PROCESSORS]
-    odd += [type(item).__name__ for item in criteria if type(item).__name__ not in _KNOWN_CRITERIA]
+def _check_supported(criteria: Iterable[Any], config: Any) -> None:
+    odd = [type(item).__name__ for item in criteria if type(item).__name__ not in _KNOWN_CRITERIA]
     if odd:
         raise ValueError(
             f"treedecode.custom_generate does not honour {', '.join(odd)} yet; run generate without the hook"
@@ -164,7 +161,9 @@ def _check_supported(processors: Iterable[Any], criteria: Iterable[Any], config:
         )
 
 
-def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+def _unpadded(input_ids: Tensor, attention_mask: Tensor | None) -> list[tuple[list[int], list[int]]]:
+    """Padding and prompt of every row."""
     if attention_mask is None or attention_mask.ndim != 2:
-        return input_ids.tolist()
-    return [row[mask.bool()].tolist() for row, mask in zip(input_ids, attention_mask, strict=True)]
+        return [([], row) for row in input_ids.tolist()]
+    masks = attention_mask.bool()
+    return [(row[~mask].tolist(), row[mask].tolist()) for row, mask in zip(input_ids, masks, strict=True)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from treedecode.cost import CostCurve
 from treedecode.engines.cache import KVCache
 from treedecode.engines.judge import Judging
-from treedecode.engines.sampling import SamplingParams
+from treedecode.engines.params import SamplingParams
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target
 from treedecode.surface import Cost
@@ -64,7 +63,7 @@ def judged_cost(
     if not judging.needs_logits:
         return cost
     known = _EXTRA.setdefault(target, {})
-    kind = replace(judging, params=replace(judging.params, seed=0))
+    kind = judging.kind(target.vocab_size)
     if kind not in known:
         known[kind] = _extra(target, kind, clock)
     return cost.plus(known[kind])

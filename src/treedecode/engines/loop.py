@@ -22,7 +22,7 @@ from treedecode.drafters.base import (
     check_is_tree,
 )
 from treedecode.engines.dense import DenseRows
-from treedecode.engines.judge import Judging, Verified
+from treedecode.engines.judge import Judging, Verified, check_not_stuck
 from treedecode.engines.judging_cost import judged_cost
 from treedecode.engines.request import Request
 from treedecode.engines.rows import RowQueue
@@ -92,9 +92,7 @@ class Decoder:
         self._max_new_tokens = room
         self._rows = RowQueue()
         self._dense = DenseRows() if request.dense else None
-        self._judging = Judging.of(
-            target, request.sampling, self._drafter is not None, traced=observer is not None
-        )
+        self._judging = Judging.of(target, request, self._drafter is not None, traced=observer is not None)
 
     @classmethod
     def of(
@@ -131,6 +129,7 @@ class Decoder:
             self.cache.length += len(chunk)
             self.stats.num_prefill_passes += 1
         verified = self._judge(tail[-1][-1:], DraftTree.root_only(prompt[-1]))
+        check_not_stuck(verified, [0])
         self._prompt_features = torch.cat(tail)[-shown:] if shown else None
         token_ids, reason = truncate_at_stop(verified.choices, request.stop_ids, self._max_new_tokens)
         self._token_ids.extend(token_ids)
@@ -172,6 +171,7 @@ class Decoder:
             walked = Acceptance([0], walk.token_ids[:1], 0)  # the next position gets a tree of its own
         token_ids, reason = truncate_at_stop(walked.token_ids, self._request.stop_ids, remaining)
         accepted = walked.cut(len(token_ids))
+        check_not_stuck(verified, accepted.path[: len(token_ids)])
         self.cache.commit(accepted.path)
         if self._drafter is not None:
             path = tuple(accepted.path)

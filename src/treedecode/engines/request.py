@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from numbers import Integral
+from typing import Any
 
 from treedecode.budget import AUTO_MAX_DRAFTED
-from treedecode.engines.sampling import SamplingParams
+from treedecode.engines.params import SamplingParams
 
 # More drafted nodes than this never paid on any measured machine, and the cache is sized by the budget.
 MAX_BUDGET = 1024
@@ -24,6 +25,8 @@ class Request:
         sampling: How the target chooses.
         stop_ids: Token ids that end the output; the stop token itself is emitted.
         prompt_rows: The target's candidates after this many of the last prompt tokens are shown to the drafter.
+        processors: transformers' ``LogitsProcessor`` objects or other functions of ``input_ids`` and scores.
+        padding: Tokens that the processors see before the prompt, as a padded batch of transformers has them.
         dense: Verify the whole tree, but commit one token, so that every output position has a tree: for traces. The
             output is the same.
     """
@@ -34,6 +37,8 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
     prompt_rows: int = 0
+    processors: tuple[Callable[[Any, Any], Any], ...] = ()
+    padding: tuple[int, ...] = ()
     dense: bool = False
 
     @property

@@ -15,14 +15,16 @@ class TextStream:
     Args:
         tokenizer: A transformers tokenizer.
         stop: Strings that end the text; they are cut off. Text that may be the start of one is held back.
+        min_tokens: A stop string that is complete after so many tokens or fewer ends nothing.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
-        self._tokenizer, self._stop = tokenizer, tuple(stop)
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+        self._tokenizer, self._stop, self._min_tokens = tokenizer, tuple(stop), min_tokens
         self._ids: list[int] = []
         self._start = 0  # first token that is decoded again
         self._done = ""  # text of _ids[_start:] that was handed on or is held
         self._held = ""
+        self._exempt = 0  # characters of _held that came with the first min_tokens tokens
         self.text = ""
 
     def push(self, token_id: int) -> bool:
@@ -34,6 +36,9 @@ class TextStream:
             self._done = window
             if len(self._ids) - self._start > 2 * _CONTEXT:
                 self._forget()
+        if len(self._ids) <= self._min_tokens:
+            self._exempt = len(self._held)
+            return False
         return self._cut_at_stop()
 
     def _forget(self) -> None:
@@ -51,6 +56,7 @@ class TextStream:
         """Text that is sure, since the last call."""
         keep = self._partial_stop()
         piece, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        self._exempt = max(0, self._exempt - len(piece))
         self.text += piece
         return piece
 
@@ -69,7 +75,8 @@ class TextStream:
         return self._tokenizer.decode(self._ids[self._start :], skip_special_tokens=True)
 
     def _cut_at_stop(self) -> bool:
-        places = [place for place in (self._held.find(stop) for stop in self._stop) if place >= 0]
+        found = (self._held.find(stop, max(0, self._exempt - len(stop) + 1)) for stop in self._stop)
+        places = [place for place in found if place >= 0]
         if not places:
             return False
         self._held = self._held[: min(places)]

@@ -63,7 +63,7 @@ class TraceObserver:
                 parents=tree.parents.tolist(),
                 token_ids=tree.token_ids.tolist(),
                 sources=None if tree.sources is None else list(tree.sources),
-                scores=None if tree.scores is None else tree.scores.tolist(),
+                scores=None if tree.score_tuple is None else list(tree.score_tuple),
                 path=list(acceptance.path),
                 top_ids=verified.top_ids.tolist(),
                 top_logprobs=logprobs.tolist(),

@@ -100,7 +100,7 @@ class BatchPlanner:
         """
         plan, self._plan = self._plan, None
         for tree, walk in steps.values():
-            if tree.scores is None:
+            if tree.score_tuple is None:
                 self._estimates.observe(tree, walk.path)
         # the batch that was planned for
         timed = plan if plan is not None and plan.num_requests == len(steps) else None
@@ -133,7 +133,7 @@ class BatchPlanner:
         return self._guards[size]
 
     def _reach(self, tree: DraftTree) -> list[float]:
-        return scored_reach(tree) if tree.scores is not None else self._estimates.reach(tree)
+        return scored_reach(tree) if tree.score_tuple is not None else self._estimates.reach(tree)
 
     def _cut(
         self, drafted: Mapping[str, tuple[DraftTree, Sequence[float]]], context: int

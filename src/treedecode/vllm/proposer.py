@@ -188,7 +188,7 @@ def check_scores(tree: DraftTree, drafter: str) -> None:
     Raises:
         ValueError: A score is above 0, so it is no log reach.
     """
-    if tree.scores is not None and (highest := tree.scores.max()) > _ROUNDING:
+    if tree.score_tuple is not None and (highest := max(tree.score_tuple)) > _ROUNDING:
         raise ValueError(f"drafter {drafter!r} must score nodes by log reach, at most 0, got {highest:g}")
 
 
