@@ -187,9 +187,9 @@ def main(folder: str, file: str) -> None:
     from treedecode.vllm import engine_args
 
     made = make(Path(folder))
-    # what is loaded by now stays: each engine's end collects garbage several times
-    gc.freeze()
     plain = {target: run(target) for target in {target for target, _ in made.values()}}
+    # what is loaded by now stays, and each engine collects garbage several times
+    gc.freeze()
     result = {}
     for method, (target, drafter) in made.items():
         chain = {**drafter, "num_speculative_tokens": DEPTH}

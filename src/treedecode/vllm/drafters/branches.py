@@ -187,7 +187,7 @@ class BranchTrees(ModelTrees):
         return last.unflatten(0, (num_requests, width)), out.unflatten(0, (num_requests, width))
 
     def _tree_metadata(self, step: StepTrees, common: Any) -> dict[str, Any]:
-        builders = [group.get_metadata_builder() for group in self.draft_attn_groups]
+        builders: list[Any] = [group.get_metadata_builder() for group in self.draft_attn_groups]
         try:
             for builder in builders:
                 builder.step = step
