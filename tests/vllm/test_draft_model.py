@@ -24,14 +24,11 @@ KINDS = [f"kinds/{index}" for index in range(len(GROUPS["kinds"]))]
 PARAMETERS = ["features/0", "features/3", "features/5", "features/11", "seeded/0", "seeded/3"]
 
 
-def run(model_dir, draft, folder, names):
-    """Answers and counts.
-
-    Two threads: from two on, vLLM's attention splits the keys of a long request between them.
-    """
+def run(model_dir, draft, folder, names, **environment):
+    """Answers and counts."""
     file = folder / "answers.json"
     command = [sys.executable, "-m", "tests.vllm.spines", model_dir, str(draft), str(file), *names]
-    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "2"})
+    subprocess.run(command, check=True, cwd=ROOT, env=os.environ | environment)
     answers, counts = json.loads(file.read_text())
     for name in ("depth", "rank"):
         counts[f"by_{name}"] = {int(key): number for key, number in counts[f"accepted_by_{name}"].items()}
@@ -39,7 +36,8 @@ def run(model_dir, draft, folder, names):
 
 
 def test_every_spine_of_the_target_itself_is_accepted(model_dir, reference, tmp_path):
-    answers, counts = run(model_dir, model_dir, tmp_path, KINDS)
+    # from two threads on, vLLM's attention splits the keys of a long request between them
+    answers, counts = run(model_dir, model_dir, tmp_path, KINDS, OMP_NUM_THREADS="2")
     assert_same(answers, reference["kinds"])
     lengths = [len(answer.token_ids) for [answer] in answers]
     # the prompt's step emits one token, every other a whole spine and the bonus
