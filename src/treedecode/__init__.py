@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from treedecode.drafters import make_drafter
     from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
     from treedecode.dynamic import DynamicPlan, plan_dynamic
+    from treedecode.engines.guidance import Grammar
     from treedecode.engines.hf import Chunk, Generation, generate, stream
     from treedecode.engines.hook import custom_generate
     from treedecode.engines.load import LoadedModel, load
+    from treedecode.engines.logprobs import TokenLogprobs
     from treedecode.engines.target import UnsupportedModelError
     from treedecode.expect import expected_tokens, node_reach
     from treedecode.families import plan_branches, plan_leaf_siblings
@@ -49,10 +51,12 @@ _HOME = {
     "DynamicPlan": "dynamic",
     "EdgeEstimates": "acceptance",
     "Generation": "engines.hf",
+    "Grammar": "engines.guidance",
     "LoadedModel": "engines.load",
     "ModelNotFoundError": "models",
     "Reliability": "reliability",
     "Roofline": "roofline",
+    "TokenLogprobs": "engines.logprobs",
     "TraceWriter": "trace",
     "TreeShape": "tree",
     "UnsupportedModelError": "engines.target",
@@ -91,10 +95,12 @@ __all__ = [
     "DynamicPlan",
     "EdgeEstimates",
     "Generation",
+    "Grammar",
     "LoadedModel",
     "ModelNotFoundError",
     "Reliability",
     "Roofline",
+    "TokenLogprobs",
     "TraceWriter",
     "TreeShape",
     "UnsupportedModelError",

@@ -224,12 +224,17 @@ class DraftTree(Frozen):
         depths = self.shape.depth_tuple
         if max(depths) <= max_depth:
             return self
-        keep = [node for node, depth in enumerate(depths) if depth <= max_depth]
-        new_of = {old: new for new, old in enumerate(keep)}
-        parents = (-1, *(new_of[self.shape.parent_tuple[node]] for node in keep[1:]))
-        return self._cut(
-            TreeShape.trusted(parents, tuple(self.shape.rank_tuple[node] for node in keep)), keep
-        )
+        return self.only([node for node, depth in enumerate(depths) if depth <= max_depth])
+
+    def only(self, nodes: Sequence[int]) -> DraftTree:
+        """The tree of ``nodes``, in ascending order, the root and every node's parent among them; not checked.
+
+        For deterministic drafts only: leaving out drawn siblings biases the output.
+        """
+        new_of = {old: new for new, old in enumerate(nodes)}
+        parents = (-1, *(new_of[self.shape.parent_tuple[node]] for node in nodes[1:]))
+        ranks = tuple(self.shape.rank_tuple[node] for node in nodes)
+        return self._cut(TreeShape.trusted(parents, ranks), nodes)
 
     def along(self, path: Sequence[int]) -> DraftTree:
         """The chain of the nodes of ``path``, which leads from the root (0) down the tree's edges; not checked."""

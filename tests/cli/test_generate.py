@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -73,6 +74,33 @@ def test_constraints(generate, tiny):
         logit_bias={plain[0]: float("-inf"), 7: 0.5}, bad_words=["ab"], min_tokens=9,
     )  # fmt: skip
     assert found["token_ids"] == expected.token_ids
+
+
+@pytest.mark.parametrize("flag", ["--regex", "--grammar", "--json-schema"])
+def test_grammars(generate, tmp_path, flag):
+    text = {
+        "--regex": "(ab|cd){1,3}",
+        "--grammar": 'start: "ab" "cd"?',
+        "--json-schema": '{"enum": ["ab", "cd"]}',
+    }[flag]
+    file = tmp_path / "grammar"
+    file.write_text(text)
+    ran = generate("--compare", "--json", flag, text if flag == "--regex" else file, PROMPT)
+    found = json.loads(ran.out)
+    assert ran.code == 0
+    assert re.fullmatch('"?(ab|cd)+"?', found["text"])
+    assert found["finish_reason"] == "stop"
+    assert found["options"]["grammar"] == {
+        "kind": {"--regex": "regex", "--grammar": "ebnf"}.get(flag, "json"),
+        "text": text,
+    }
+
+
+def test_logprobs(generate):
+    assert json.loads(generate("--json", PROMPT).out)["logprobs"] is None
+    found = json.loads(generate("--json", "--logprobs", 2, PROMPT).out)
+    assert [token["token_id"] for token in found["logprobs"]] == found["token_ids"]
+    assert all(len(token["top_logprobs"]) == 2 and token["logprob"] < 0 for token in found["logprobs"])
 
 
 @pytest.mark.parametrize("sampling", [(), ("--temperature", 1, "--top-k", 20, "--seed", 3)])

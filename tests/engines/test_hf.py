@@ -187,6 +187,21 @@ def test_logits_processors(model: LoadedModel, expected: list[int], budget: int)
 
 
 @pytest.mark.parametrize("budget", [0, 6])
+def test_logprobs_come_with_their_tokens(model: LoadedModel, expected: list[int], budget: int) -> None:
+    """One per token, in the pieces too, and cut where a stop string cuts."""
+    options: dict[str, Any] = {"max_new_tokens": 80, "budget": budget, "eos_token_id": None}
+    assert td.generate(model, PROMPT, **options)[0].logprobs is None
+    stop = re.findall("[!-~]{2}", model.tokenizer.decode(expected))[-2]
+    running = td.stream(model, PROMPT, logprobs=2, stop=stop, **options)
+    pieces = [token for chunk in running for token in chunk.logprobs or []]
+    generation = running.generation
+    assert generation.logprobs == pieces
+    assert [token.token_id for token in pieces] == generation.token_ids == expected[: len(pieces)]
+    assert all(token.top_ids[0] == token.token_id for token in pieces)  # greedy
+    assert all(token.top_logprobs[0] == token.logprob for token in pieces)
+
+
+@pytest.mark.parametrize("budget", [0, 6])
 def test_min_tokens_holds_for_stop_tokens_and_strings(
     model: LoadedModel, expected: list[int], budget: int
 ) -> None:
@@ -339,6 +354,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"bad_words": 3}, TypeError, "bad_words must be one or more non-empty strings, got 3"),
     ({"bad_words_ids": [[10**6]]}, ValueError, "bad_words_ids token ids must be at most .*, got 1000000"),
     ({"min_tokens": -1}, ValueError, "min_tokens must be at least 0, got -1"),
+    ({"logprobs": -1}, ValueError, "logprobs must be at least 0, got -1"),
+    ({"logprobs": 10**6}, ValueError, "logprobs must be at most .*, got 1000000"),
+    ({"logprobs": True}, TypeError, "logprobs must be an integer, got True"),
     ({"logits_processor": 3}, TypeError, "logits_processor must be one or more functions .*, got 3"),
     ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),
     ({"seed": 1.0}, TypeError, "seed must be an integer, got 1.0"),

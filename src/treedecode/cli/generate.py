@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -92,6 +93,20 @@ def generate(
         list[str] | None, typer.Option(help="Text that must not be generated; may be repeated.")
     ] = None,
     min_tokens: Annotated[int, typer.Option(parser=integer, help="Do not end before so many tokens.")] = 0,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="The text must be JSON that fits the schema in this file.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="The whole text must match this.")] = None,
+    grammar: Annotated[
+        Path | None, typer.Option(help="The text must be of the grammar in this file: Lark's EBNF, or GBNF.")
+    ] = None,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            parser=integer,
+            help="With --json: log probabilities, with so many of the likeliest tokens' at every place.",
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(parser=integer, help="The same seed gives the same tokens, at every budget.")
     ] = 0,
@@ -134,6 +149,8 @@ def generate(
         "logit_bias": _parse_bias(logit_bias),
         "bad_words": bad_word,
         "min_tokens": min_tokens,
+        "grammar": _read_grammar(json_schema, regex, grammar),
+        "logprobs": logprobs,
         "seed": seed,
         "stop": stop,
         "dense": dense,
@@ -144,6 +161,8 @@ def generate(
         raise typer.TyperException(
             "--compare compares with plain decoding, which --budget 0 is: expected a budget above 0"
         )
+    if logprobs is not None and not as_json:
+        raise typer.TyperException("--logprobs are part of the JSON object: expected --json")
     stages = Stages()
     with stages("Starting"), bad_input():
         _check(options)
@@ -172,6 +191,8 @@ def generate(
 
     if as_json:
         shown = options | {"logit_bias": logit_bias}  # as given: JSON has no -inf
+        if options["grammar"] is not None:
+            shown["grammar"] = asdict(options["grammar"])
         print(json.dumps(to_json(loaded, text, shown, generation, comparison), ensure_ascii=False))
     else:
         lines = [] if options["budget"] != "auto" else [f"cost of a step: {loaded.cost_source}"]
@@ -204,6 +225,19 @@ def _parse_bias(texts: list[str] | None) -> dict[int, float] | None:
         ) from None
 
 
+def _read_grammar(json_schema: Path | None, regex: str | None, grammar: Path | None) -> td.Grammar | None:
+    if sum(source is not None for source in (json_schema, regex, grammar)) > 1:
+        raise typer.TyperException(
+            "the text can be of one grammar only: expected one of --json-schema, --regex and --grammar"
+        )
+    with bad_input():
+        if json_schema is not None:
+            return td.Grammar("json", json_schema.read_text("utf-8"))
+        if grammar is not None:
+            return td.Grammar("ebnf", grammar.read_text("utf-8"))
+    return None if regex is None else td.Grammar("regex", regex)
+
+
 def _check(options: dict[str, Any]) -> None:
     """The checks of ``treedecode.stream`` that need no model, so that a typing error costs no loading time."""
     from treedecode.engines.bad_words import check_texts
@@ -212,6 +246,8 @@ def _check(options: dict[str, Any]) -> None:
 
     check_count("max_new_tokens", options["max_new_tokens"])
     check_budget(options["budget"])
+    if options["logprobs"] is not None:
+        check_count("logprobs", options["logprobs"])
     td.make_drafter(options["drafter"])
     if options["bad_words"] is not None:
         check_texts("bad_words", options["bad_words"])

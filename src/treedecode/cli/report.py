@@ -122,6 +122,7 @@ def _generation_json(generation: td.Generation) -> dict[str, Any]:
         "text": generation.text,
         "token_ids": generation.token_ids,
         "finish_reason": generation.finish_reason,
+        "logprobs": generation.logprobs and [asdict(token) for token in generation.logprobs],
         "stats": {
             **asdict(stats),
             "total_ms": stats.total_ms,

@@ -8,7 +8,10 @@ from typing import Any, Literal
 
 from treedecode.drafters.base import Drafter
 from treedecode.engines.bad_words import bad_word_ids, check_texts
+from treedecode.engines.grammar import CompiledGrammar
+from treedecode.engines.guidance import Grammar, compile_grammar
 from treedecode.engines.load import LoadedModel
+from treedecode.engines.logprobs import TokenLogprobs
 from treedecode.engines.loop import Decoder, StepObserver
 from treedecode.engines.params import SamplingParams
 from treedecode.engines.processors import as_processors
@@ -28,20 +31,23 @@ class Generation:
         text: Their text, without special tokens and cut before a stop string.
         finish_reason: "stop" (stop token or stop string), "length", or "interrupted" for a stream closed early.
         stats: Counts and times.
+        logprobs: One per token; None unless asked for.
     """
 
     token_ids: list[int]
     text: str
     finish_reason: str
     stats: GenerationStats
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one step added: token ids, and the text that is certain by now (may lag behind, may be empty)."""
+    """What one step added: tokens, log probabilities if asked for, and the text that is certain (may be empty)."""
 
     token_ids: list[int]
     text: str
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class Stream(Iterator[Chunk]):
@@ -50,6 +56,7 @@ class Stream(Iterator[Chunk]):
     def __init__(self, decoder: Decoder, text: TextStream) -> None:
         self.decoder, self._text = decoder, text
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] | None = None
         self._finish_reason: str | None = None
         self._chunks: Generator[Chunk, None, None] = self._run()
 
@@ -71,7 +78,11 @@ class Stream(Iterator[Chunk]):
                     break
             self._token_ids.extend(token_ids)
             self._finish_reason = reason
-            yield Chunk(token_ids, self._text.finish() if reason else self._text.take())
+            logprobs = emission.logprobs
+            if logprobs is not None:
+                logprobs = logprobs[: len(token_ids)]
+                self._logprobs = (self._logprobs or []) + logprobs
+            yield Chunk(token_ids, self._text.finish() if reason else self._text.take(), logprobs)
             if reason:
                 return
 
@@ -80,7 +91,8 @@ class Stream(Iterator[Chunk]):
         """All that was emitted so far."""
         text = self._text.text + self._text.rest()
         stats = self.decoder.stats.build(len(self._token_ids))
-        return Generation(list(self._token_ids), text, self._finish_reason or "interrupted", stats)
+        logprobs = None if self._logprobs is None else list(self._logprobs)
+        return Generation(list(self._token_ids), text, self._finish_reason or "interrupted", stats, logprobs)
 
 
 def stream(
@@ -101,6 +113,8 @@ def stream(
     bad_words_ids: Sequence[Sequence[int]] | None = None,
     min_tokens: int = 0,
     logits_processor: Callable[[Any, Any], Any] | Sequence[Callable[[Any, Any], Any]] | None = None,
+    grammar: Mapping[str, Any] | str | Grammar | CompiledGrammar | None = None,
+    logprobs: int | None = None,
     seed: int = 0,
     stop: str | Sequence[str] | None = None,
     eos_token_id: int | Sequence[int] | Literal["model"] | None = "model",
@@ -128,6 +142,10 @@ def stream(
         logits_processor: One or more of transformers' ``LogitsProcessor``, or other functions of ``input_ids``
             ``[rows, length]`` and scores ``[rows, vocab]`` that give new scores. They are called with the path of every
             node, and must keep no state (docs/constraints.md).
+        grammar: What the output must be: a JSON schema (a mapping, or text), a regex or EBNF as text, a
+            ``treedecode.Grammar`` that says which, or a compiled grammar of any engine (docs/constraints.md).
+        logprobs: Also return log probabilities of the emitted tokens, and of so many of the likeliest at their places,
+            0 for none. They are the model's own, before temperature and everything above, as in vLLM.
         seed: Key of the noise.
         stop: Strings that end the output; the text is cut before them.
         eos_token_id: Stop tokens; "model" takes the model's own, None none.
@@ -166,6 +184,8 @@ def stream(
         sampling,
         model.eos_token_ids if eos_token_id == "model" else check_stop_ids(eos_token_id),
         processors=as_processors(logits_processor),
+        grammar=None if grammar is None else compile_grammar(grammar, model.tokenizer, target.vocab_size),
+        num_logprobs=None if logprobs is None else check_count("logprobs", logprobs, 0, target.vocab_size),
         dense=dense,
     )
     stops = [] if stop is None else check_texts("stop", stop)

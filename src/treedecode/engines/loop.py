@@ -24,6 +24,7 @@ from treedecode.drafters.base import (
 from treedecode.engines.dense import DenseRows
 from treedecode.engines.judge import Judging, Verified, check_not_stuck
 from treedecode.engines.judging_cost import judged_cost
+from treedecode.engines.logprobs import TokenLogprobs
 from treedecode.engines.request import Request
 from treedecode.engines.rows import RowQueue
 from treedecode.engines.stats import StatsBuilder
@@ -54,10 +55,11 @@ class StepObserver(Protocol):
 
 @dataclass(frozen=True)
 class Emission:
-    """Tokens of one step, and why generation ends with it (None: it goes on)."""
+    """Tokens of one step, why generation ends with it (None: it goes on), and log probabilities if asked for."""
 
     token_ids: list[int]
     finish_reason: str | None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class Decoder:
@@ -135,7 +137,7 @@ class Decoder:
         self._token_ids.extend(token_ids)
         self.stats.num_emitted = len(token_ids)
         self.stats.prefill_ms = 1e3 * (time.perf_counter() - began)
-        return Emission(token_ids, reason)
+        return Emission(token_ids, reason, verified.logprobs_of([0], token_ids))
 
     def run(self) -> Iterator[Emission]:
         """Yields the tokens of every step as soon as they are known."""
@@ -189,7 +191,7 @@ class Decoder:
             stats.guard_changes = self._planner.guard_changes
         if self._observer is not None:
             self._observer(tree, verified, accepted, prefix_len, stats.step_ms)
-        return Emission(token_ids, reason)
+        return Emission(token_ids, reason, verified.logprobs_of(accepted.path, token_ids))
 
     def _draft(self, max_depth: int) -> DraftTree:
         """The tree of this step, no deeper than tokens can still be emitted."""
@@ -202,6 +204,9 @@ class Decoder:
         tree = self._drafter.propose(context)
         tree = check_is_tree(tree, self._drafter.name).prefix(max_drafted).within_depth(max_depth)
         check_draft(tree, self._token_ids[-1], self._target.vocab_size, self._drafter.name)
+        tree = self._judging.prune(
+            tree, self._token_ids, len(self._token_ids) - len(self._request.prompt_ids)
+        )
         return tree if self._planner is None else self._planner.cut(tree, self.cache.length)
 
     def _judge(self, features: Tensor, tree: DraftTree) -> Verified:

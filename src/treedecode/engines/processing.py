@@ -1,8 +1,8 @@
 """What the logits of a row become, given its path: the one home of biases, penalties and bans.
 
 The order is that of transformers' ``generate`` where it has the processor: bias, repetition penalty, frequency and
-presence penalty (it has neither; vLLM has them at this place), bad words, ``min_tokens``, the user's processors.
-Temperature and truncation come after all of them (``sampling``).
+presence penalty (it has neither; vLLM has them at this place), bad words, ``min_tokens``, the user's processors, the
+grammar. Temperature and truncation come after all of them (``sampling``).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from treedecode.budget import AUTO_MAX_DRAFTED
+from treedecode.engines.grammar import CompiledGrammar
 from treedecode.engines.params import SamplingParams
 
 # More drafted nodes than this never paid on any measured machine, and the cache is sized by the budget.
@@ -26,7 +27,10 @@ class Request:
         stop_ids: Token ids that end the output; the stop token itself is emitted.
         prompt_rows: The target's candidates after this many of the last prompt tokens are shown to the drafter.
         processors: transformers' ``LogitsProcessor`` objects or other functions of ``input_ids`` and scores.
+        grammar: What the output must be.
         padding: Tokens that the processors see before the prompt, as a padded batch of transformers has them.
+        num_logprobs: Log probabilities of the emitted tokens are wanted, and of so many of the likeliest at their
+            places; None for none.
         dense: Verify the whole tree, but commit one token, so that every output position has a tree: for traces. The
             output is the same.
     """
@@ -38,7 +42,9 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     prompt_rows: int = 0
     processors: tuple[Callable[[Any, Any], Any], ...] = ()
+    grammar: CompiledGrammar | None = None
     padding: tuple[int, ...] = ()
+    num_logprobs: int | None = None
     dense: bool = False
 
     @property
