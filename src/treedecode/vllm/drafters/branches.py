@@ -205,7 +205,5 @@ def branch_tree(shape: TreeShape, token_ids: Sequence[int], reach: Sequence[floa
         token_ids: by node.
         reach: log reach by node; minus infinity for what the drafter cannot say, and below.
     """
-    kept = [node for node in range(shape.num_nodes) if reach[node] > -math.inf]
-    place = {node: row for row, node in enumerate(kept)}
-    parents = [-1, *(place[shape.parent_tuple[node]] for node in kept[1:])]
-    return DraftTree.trusted(parents, [token_ids[node] for node in kept], [reach[node] for node in kept])
+    tree = DraftTree.trusted(shape.parent_tuple, token_ids, reach)
+    return tree.only([node for node, log_reach in enumerate(reach) if log_reach > -math.inf])
