@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.vllm.conftest import ROOT
-from tests.vllm.heads import BRANCHES, DEPTH, METHODS, NUM_ALIKE, WIDTH
+from tests.vllm.heads import DEPTH, METHODS, NUM_ALIKE, WIDTH
 from tests.vllm.running import from_plain
 from tests.vllm.test_engine import assert_same
 
@@ -68,10 +68,8 @@ def test_branches_go_on_as_stock_vllm_would_from_the_same_tokens(runs, method):
         pairs = compared(runs, method, "branches", found)
         assert len(pairs) > 5 and not wrong(pairs), found
         assert sum(map(len, pairs.values())) > 0.8 * DEPTH * len(pairs)
-    counts = runs[method]["branches"]["counts"]
     if method in ("draft_model", "eagle"):  # others, being random, are hardly ever right twice
         assert runs[method]["branches"]["continued"] > 0
-    assert max(map(int, counts["accepted_by_rank"])) <= BRANCHES < max(map(int, counts["accepted_by_depth"]))
     assert not runs[method]["trees"]["continued"]
 
 
