@@ -7,13 +7,14 @@ calibration do not depend on the machine or on its load; no time is reported.
 
     python benchmarks/replay_drafters.py                      # all prompts, writes results/replay_drafters.json
     python benchmarks/replay_drafters.py --update             # and the errors that `treedecode replay` shows
+    python benchmarks/replay_drafters.py --without-estimates  # part (1) alone: a third of the time
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,10 @@ WIDTH = 3
 FIXED_BUDGET = 16
 MAX_REACH_ERROR = 0.05
 
+# Decodes one prompt, traced, under a name; live runs by drafter and budget, one per prompt.
+Run = Callable[..., Recording]
+Live = dict[tuple[str, int], list[Recording]]
+
 
 class Shaped:
     """The merged drafter's candidates at fixed rank paths: what replay takes from recorded trees, live."""
@@ -77,7 +82,7 @@ def record(model: td.LoadedModel, prompt: str, path: Path, count: int, **options
     return recording
 
 
-def exact(recordings: dict[tuple[str, int], list[Recording]], drafter: str, budget: int) -> list[Walk]:
+def exact(recordings: Live, drafter: str, budget: int) -> list[Walk]:
     """A drafter run again where that gives exactly the live counts."""
     own = ("merged" if drafter in TEXT_ONLY else drafter, budget)
     return [walk(recording, Rerun(drafter), budget) for recording in recordings[own]]
@@ -93,9 +98,7 @@ def summary(walks: Sequence[Walk]) -> dict[str, Any]:
     }
 
 
-def compare(
-    recordings: dict[tuple[str, int], list[Recording]], categories: list[str], budgets: list[int]
-) -> dict[str, Any]:
+def compare(recordings: Live, categories: list[str], budgets: list[int]) -> dict[str, Any]:
     """E[L] of all drafters by prompt kind and budget, and whether merged is ahead of each other everywhere."""
     found: dict[str, Any] = {"all": {}}
     ahead = True
@@ -114,7 +117,7 @@ def compare(
     return {"by_kind": found, "merged_ahead_everywhere": ahead}
 
 
-def reliability(recordings: dict[tuple[str, int], list[Recording]], budgets: list[int]) -> dict[str, Any]:
+def reliability(recordings: Live, budgets: list[int]) -> dict[str, Any]:
     """Said against seen reach of the merged drafter, by budget."""
     found = {}
     for budget in budgets:
@@ -127,9 +130,7 @@ def reliability(recordings: dict[tuple[str, int], list[Recording]], budgets: lis
     return {"by_budget": found, "worst_error": worst, "under_limit": worst < MAX_REACH_ERROR}
 
 
-def errors(
-    dense: list[Recording], live: dict[tuple[str, int], list[Recording]], budgets: list[int]
-) -> dict[str, dict[str, Any]]:
+def errors(dense: list[Recording], live: Live, budgets: list[int]) -> dict[str, dict[str, Any]]:
     """Estimates from the dense recordings less live runs, pooled over prompts."""
     found: dict[str, dict[str, Any]] = {}
 
@@ -151,6 +152,23 @@ def errors(
     return found
 
 
+def run_fixed(run: Run, prompts: list[dict[str, Any]], live: Live) -> list[Recording]:
+    """Dense recordings, and live runs of the trees that replay estimates, which are added to ``live``."""
+    dense = [run("dense", prompt, dense=True) for prompt in prompts]
+    static = StaticOptimal(dense)
+    for i, prompt in enumerate(prompts):
+        static.begin(dense[i])
+        for name, shape in (
+            (Chain.name, TreeShape.chain(FIXED_BUDGET)),
+            (LeafSiblings(WIDTH).name, leaf_siblings(FIXED_BUDGET, WIDTH)),
+            (static.name, static.shape(0, FIXED_BUDGET)),
+        ):
+            file = f"{name.replace(' ', '-')}-{FIXED_BUDGET}"
+            taken = run(file, prompt, drafter=Shaped(name, shape), budget=FIXED_BUDGET)
+            live.setdefault((name, FIXED_BUDGET), []).append(taken)
+    return dense
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -162,8 +180,11 @@ def main() -> None:
     parser.add_argument(
         "--traces", type=Path, default=Path("replay-traces"), help="kept here, and used again"
     )
+    parser.add_argument("--without-estimates", action="store_true", help="leave (2) and (3) out")
     parser.add_argument("--update", action="store_true", help=f"write {ERRORS.name} of the package too")
     options = parser.parse_args()
+    if options.update and options.without_estimates:
+        parser.error("--update writes the errors of estimates, which --without-estimates leaves out")
     prompts = load_prompts(options.prompts)[: options.limit]
     options.traces.mkdir(exist_ok=True)
     budgets = [8, 16, 32]
@@ -178,26 +199,15 @@ def main() -> None:
         for budget in budgets
         for drafter in ("merged", "recycling")
     }
-    dense = [run("dense", prompt, dense=True) for prompt in prompts]
-    static = StaticOptimal(dense)
-    for i, prompt in enumerate(prompts):
-        static.begin(dense[i])
-        for name, shape in (
-            (Chain.name, TreeShape.chain(FIXED_BUDGET)),
-            (LeafSiblings(WIDTH).name, leaf_siblings(FIXED_BUDGET, WIDTH)),
-            (static.name, static.shape(0, FIXED_BUDGET)),
-        ):
-            file = f"{name.replace(' ', '-')}-{FIXED_BUDGET}"
-            taken = run(file, prompt, drafter=Shaped(name, shape), budget=FIXED_BUDGET)
-            live.setdefault((name, FIXED_BUDGET), []).append(taken)
-
     categories = [prompt["category"] for prompt in prompts]
     result = {
         "num_prompts": len(prompts),
         "max_new_tokens": options.max_new_tokens,
         "drafters": compare(live, categories, budgets),
         "reach": reliability(live, budgets),
-        "estimates": errors(dense, live, budgets),
+        "estimates": None
+        if options.without_estimates
+        else errors(run_fixed(run, prompts, live), live, budgets),
     }
     print(
         f"merged ahead of every other drafter on every kind: {result['drafters']['merged_ahead_everywhere']}"

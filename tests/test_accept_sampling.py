@@ -270,7 +270,7 @@ BUILT = DraftTree.build([-1, 0, 0], [0, 2, 1], [0.0, -1.0, -0.5])[0]
     ("changes", "message"),
     [
         ({"draft_probs": None}, "needs draft_probs.*'one_draw'"),
-        ({"tree": BUILT}, "DraftTree.build merges and sorts"),
+        ({"tree": BUILT}, "made by DraftTree.sampled"),
         ({"tree": BUILT.prefix(1), "target_probs": [ROW] * 2, "draft_probs": [ROW] * 2}, "DraftTree.sampled"),
         ({"draft_probs": [[0.5, 0.5, 0, 0]] * 3}, "node 2 has token 2, which has probability 0 in row 0"),
         ({"uniforms": [0.99, 0.99]}, "expected at least 3, got 2"),

@@ -113,7 +113,7 @@ def test_case_20d_a_sampled_tree_is_cut_by_place_alone():
     shape = TreeShape.from_parents([-1, 0, 0, 1, 1])
     one, other = (DraftTree.sampled(shape, tokens) for tokens in ([0, 3, 3, 1, 2], [0, 1, 2, 2, 2]))
     for cut in (lambda tree: tree.prefix(2), lambda tree: tree.within_depth(1)):
-        assert cut(one).shape == cut(other).shape and not cut(one).arranged
+        assert cut(one).shape == cut(other).shape and cut(one).drawn
         assert cut(one).token_tuple == one.token_tuple[:3]
     assert one.scores is None
 

@@ -349,9 +349,9 @@ def test_batches_of_different_lengths_are_refused():
 def test_sampled_siblings_keep_draw_order_and_duplicates():
     shape = TreeShape.from_parents([-1, 0, 0, 0, 2])
     tree = DraftTree.sampled(shape, [9, 5, 3, 5, 5])
-    assert tree.token_tuple == (9, 5, 3, 5, 5) and tree.scores is None and not tree.arranged
+    assert tree.token_tuple == (9, 5, 3, 5, 5) and tree.scores is None and tree.drawn
     for other in (pickle.loads(pickle.dumps(tree)), copy.deepcopy(tree)):
-        assert other == tree and other.token_tuple == tree.token_tuple and not other.arranged
+        assert other == tree and other.token_tuple == tree.token_tuple and other.drawn
     with pytest.raises(ValueError, match="5 nodes, got 4 token ids"):
         DraftTree.sampled(shape, [9, 5, 3, 5])
     with pytest.raises(ValueError, match="node 1 has token -5"):
@@ -360,10 +360,10 @@ def test_sampled_siblings_keep_draw_order_and_duplicates():
         DraftTree.sampled([-1, 0], [9, 5])
 
 
-def test_built_trees_say_so_and_so_do_their_parts():
+def test_trees_of_lists_are_not_drawn_and_neither_are_their_parts():
     tree, _ = DraftTree.build([-1, 0, 0, 1], [9, 5, 3, 1], [0.0, -1.0, -0.5, -2.0])
-    parts = (tree, tree.prefix(1), tree.within_depth(1), pickle.loads(pickle.dumps(tree)))
-    assert all(part.arranged for part in parts)
-    assert not DraftTree(TreeShape.star(1), [9, 5]).arranged
+    listed = DraftTree(TreeShape.star(1), [9, 5])
+    parts = (tree, tree.prefix(1), tree.within_depth(1), pickle.loads(pickle.dumps(tree)), listed)
+    assert not any(part.drawn for part in parts)
     same = DraftTree(tree.shape, tree.token_ids, tree.scores)
     assert same == tree  # how a tree was made is no part of what it is

@@ -92,10 +92,10 @@ def check_vocabulary(tree: DraftTree, vocab_size: int) -> None:
 
 def check_drawn(tree: DraftTree, draft_probs: np.ndarray, replacement: bool) -> None:
     """Raises ValueError if the siblings cannot be draws from ``draft_probs`` in the tree's order."""
-    if tree.arranged:
+    if not tree.drawn:
         raise ValueError(
-            "siblings drawn from draft_probs must keep draw order and duplicates, and DraftTree.build merges "
-            "and sorts them, which biases the output: use DraftTree.sampled"
+            "siblings drawn from draft_probs must keep draw order and duplicates, anything else biases the output: "
+            "expected a tree made by DraftTree.sampled, got one made from a list of drafts"
         )
     for node in range(tree.num_nodes):
         drawn: dict[int, int] = {}

@@ -34,7 +34,7 @@ class DraftTree(Frozen):
         shape: the topology.
         token_tuple: token ids as Python integers, for loops.
         sources: the given names or ``None``.
-        arranged: whether ``DraftTree.build`` merged and sorted the siblings, which drawn ones must never be.
+        drawn: whether ``DraftTree.sampled`` made it: only its siblings are known to be in draw order, with duplicates.
 
     Raises:
         TypeError: ``shape`` is no TreeShape, or a token id is not an integer.
@@ -45,7 +45,7 @@ class DraftTree(Frozen):
     shape: TreeShape
     token_tuple: tuple[int, ...]
     sources: tuple[str, ...] | None
-    arranged: bool
+    drawn: bool
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class DraftTree(Frozen):
             token_tuple=tokens,
             _scores=_check_scores(scores, shape.num_nodes),
             sources=_check_sources(sources, shape.num_nodes),
-            arranged=False,
+            drawn=False,
         )
 
     @classmethod
@@ -84,7 +84,7 @@ class DraftTree(Frozen):
         """
         if not isinstance(shape, TreeShape):
             raise TypeError(f"shape must be a TreeShape, got {type(shape).__name__}")
-        return cls._of(shape, _check_tokens(token_ids, shape.num_nodes), None, None)
+        return cls._of(shape, _check_tokens(token_ids, shape.num_nodes), None, None, drawn=True)
 
     @classmethod
     def trusted(
@@ -104,7 +104,7 @@ class DraftTree(Frozen):
         token_tuple: tuple[int, ...],
         scores: Sequence[float] | np.ndarray | None,
         sources: Sequence[str] | None,
-        arranged: bool = False,
+        drawn: bool = False,
     ) -> DraftTree:
         tree = object.__new__(cls)
         tree.__dict__.update(
@@ -112,7 +112,7 @@ class DraftTree(Frozen):
             token_tuple=token_tuple,
             _scores=None if scores is None else tuple(scores),
             sources=None if sources is None else tuple(sources),
-            arranged=arranged,
+            drawn=drawn,
         )
         return tree
 
@@ -171,7 +171,6 @@ class DraftTree(Frozen):
             tuple(tokens[node] for node in order),
             None if log_reach is None else [log_reach[best[node]] for node in order],
             None if names is None else [names[best[node]] for node in order],
-            arranged=True,
         )
         return tree, np.array([new_of[node] for node in kept], np.int32)
 
@@ -247,7 +246,7 @@ class DraftTree(Frozen):
             tuple(self.token_tuple[node] for node in nodes),
             None if scores is None else [scores[node] for node in nodes],
             None if sources is None else [sources[node] for node in nodes],
-            self.arranged,
+            self.drawn,
         )
 
     def _content(self) -> tuple[object, ...]:
@@ -268,7 +267,7 @@ class DraftTree(Frozen):
         return f"DraftTree({self.shape!r}, {self.token_tuple})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return DraftTree._of, (*self._content(), self.arranged)
+        return DraftTree._of, (*self._content(), self.drawn)
 
 
 def depth_room(prefix_len: int, max_len: int) -> int:

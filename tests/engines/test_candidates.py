@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -85,3 +87,27 @@ def test_int8_probe_finds_a_product_that_saturates(monkeypatch: pytest.MonkeyPat
     exact = Int8Weight.product
     monkeypatch.setattr(Int8Weight, "product", lambda self, rows: exact(self, rows).clamp(-32768, 32767))
     assert "off by" in probe_int8()
+
+
+def test_threads_share_a_screened_head() -> None:
+    """Tensor operations let other threads run between two lines of Python."""
+    generator = torch.Generator().manual_seed(3)
+    head = ScreenedHead(torch.randn(20_000, 64, generator=generator))
+    batches = [torch.randn(4, 64, generator=generator) for _ in range(3)]
+    expected = [head.top(hidden, 4) for hidden in batches]
+    wrong = []
+
+    def work(hidden: torch.Tensor, values: torch.Tensor, ids: torch.Tensor) -> None:
+        for _ in range(100):
+            got_values, got_ids = head.top(hidden, 4)
+            if not torch.equal(got_values, values) or not torch.equal(got_ids, ids):
+                wrong.append(got_ids)
+
+    threads = [
+        threading.Thread(target=work, args=(hidden, *best)) for hidden, best in zip(batches, expected, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

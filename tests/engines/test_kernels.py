@@ -29,3 +29,15 @@ def test_compiled_kernels_serve_float32_on_cpu_alone() -> None:
     assert choose_kernels(cpu, torch.float32).name == "numba"
     assert choose_kernels(cpu, torch.float64) is choose_kernels(cpu, torch.bfloat16) is TORCH
     assert choose_kernels(torch.device("meta"), torch.float32) is TORCH
+
+
+def test_a_default_dtype_of_the_caller_changes_nothing() -> None:
+    generator = torch.Generator().manual_seed(0)
+    heads, keys, values = torch.randn(5, 8, 16, generator=generator), torch.zeros(2, 9, 16), torch.zeros(2, 9, 16)
+    cos, sin = (torch.randn(5, 1, 16, generator=generator) for _ in range(2))
+    torch.set_default_dtype(torch.float64)
+    try:
+        query = numba_kernels().rotate_and_store(heads, None, cos, sin, 1e-6, 4, keys, values, 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert query.dtype == torch.float32

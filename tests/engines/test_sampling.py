@@ -174,3 +174,12 @@ def test_a_zero_probability_token_is_never_drawn() -> None:
 def test_bad_parameters_are_named(params: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         SamplingParams(**params)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [1e-19, 1e-30, 1e-38, 1e-45, 5e-324])
+def test_the_smallest_temperatures_are_greedy(temperature: float, dtype: torch.dtype) -> None:
+    """Logits over such a temperature overflow: no NaN, no token outside the vocabulary."""
+    scores = torch.tensor([[-3.0, 900.0, 2.0, 900.0], [-5.0, -9.0, -4.0, -7.0]], dtype=dtype)
+    probs = processed_probs(scores, SamplingParams(temperature=temperature))
+    assert probs.tolist() == [[0, 0.5, 0, 0.5], [0, 0, 1, 0]]

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from tests.engines.tokenizers import END, MAKERS
 from treedecode.engines.text import TextStream
@@ -145,3 +147,19 @@ def test_a_stop_string_within_the_first_tokens_ends_nothing(name: str, taken: bo
         stream.finish()
         whole = tokenizer(name).decode(ids[:ended])
         assert stream.text == (whole if ended is None else whole.removesuffix("end"))
+
+
+def test_cleaning_up_spaces_takes_nothing_back() -> None:
+    """With it, "x ." decodes to "x.", after "x " was handed on."""
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "x": 1, "\u0120": 2, ".": 3}, unk_token="<unk>"))
+    words.decoder = decoders.ByteLevel()
+    cleaning = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", clean_up_tokenization_spaces=True
+    )
+    assert cleaning.decode([1, 2, 3]) == "x."
+    stream = TextStream(cleaning)
+    parts = []
+    for token in (1, 2, 3):
+        stream.push(token)
+        parts.append(stream.take())
+    assert "".join(parts) + stream.finish() == stream.text == "x ."

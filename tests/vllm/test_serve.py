@@ -153,6 +153,28 @@ def test_metrics_over_http_are_those_of_the_outputs(server, model_dir, reference
     assert re.search(r"Tree metrics: E\[L\]: [1-9].* steps without a tree: \d+ of [1-9]", log)
 
 
+def test_verify_finds_a_deployment_exact(server, model_dir):
+    """Against the model loaded here, which shares no code with vLLM."""
+    command = [
+        sys.executable,
+        "-m",
+        "treedecode",
+        "verify",
+        model_dir,
+        "--endpoint",
+        server.address,
+        "--json",
+    ]
+    command += ["--max-new-tokens", "16", "--num-draws", "60", "--prompt", GROUPS["kinds"][2].prompt]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = json.loads(run.stdout)
+    assert [finding["check"] for finding in found["findings"]] == ["greedy", "logprobs", "stream", "sampled"]
+    assert found["endpoint"]["model"] == model_dir
+    assert found["findings"][0]["num_tokens"] == 16
+    assert found["findings"][3]["numbers"]["degrees"] > 0
+
+
 def test_bad_input_ends_before_vllm_starts(model_dir):
     command = [sys.executable, "-m", "treedecode", "serve", model_dir, "--budget", "129"]
     began = time.monotonic()

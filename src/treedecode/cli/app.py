@@ -19,6 +19,7 @@ from treedecode.cli.outcome import BAD_INPUT
 from treedecode.cli.plan import plan
 from treedecode.cli.replay import replay
 from treedecode.cli.serve import serve
+from treedecode.cli.verify import verify
 from treedecode.models.default import LICENSE_NOTE
 
 _EPILOG = f"The default model: {LICENSE_NOTE}"
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command(epilog=_EPILOG)(generate)
 app.command(epilog=_EPILOG)(calibrate)
 app.command(epilog=_EPILOG)(doctor)
+app.command(epilog=_EPILOG)(verify)
 app.command()(plan)
 app.command()(replay)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)

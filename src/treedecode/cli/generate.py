@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import treedecode as td
 from treedecode.cli.numbers import integer, number
-from treedecode.cli.options import Device, Dtype, Revision
+from treedecode.cli.options import Device, Dtype, Revision, parse_budget
 from treedecode.cli.outcome import CHECK_FAILED, INTERRUPTED, bad_input
 from treedecode.cli.progress import Stages
 from treedecode.cli.prompt import encode_prompt, read_prompt
@@ -137,7 +137,7 @@ def generate(
     text = read_prompt(prompt, file)
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
-        "budget": _parse_budget(budget),
+        "budget": parse_budget(budget),
         "drafter": drafter,
         "temperature": temperature,
         "top_k": top_k,
@@ -201,17 +201,6 @@ def generate(
     if interrupted:
         return INTERRUPTED
     return CHECK_FAILED if comparison and not comparison.identical else 0
-
-
-def _parse_budget(text: str) -> int | Literal["auto"]:
-    if text == "auto":
-        return "auto"
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.TyperException(
-            f'--budget must be a number of drafted nodes or "auto", got {text!r}'
-        ) from None
 
 
 def _parse_bias(texts: list[str] | None) -> dict[int, float] | None:

@@ -18,6 +18,7 @@ scored, and at last all of them.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -103,7 +104,7 @@ class ScreenedHead(Head):
         self._pieces = pieces
         self._weight_error = max(piece.error for piece in pieces)
         self._weight_norm = max(piece.norm for piece in pieces)
-        self._rough = weight.new_empty(0, weight.shape[0])
+        self._kept = threading.local()  # a buffer per thread: requests may run side by side
         self.num_fallbacks = 0
 
     def top(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -125,11 +126,12 @@ class ScreenedHead(Head):
         return values, ids
 
     def screen(self, hidden: Tensor) -> Screen:
-        """Rough logits of ``[N, hidden]``; they are overwritten by the next call."""
+        """Rough logits of ``[N, hidden]``; they are overwritten by the thread's next call."""
         num_rows = len(hidden)
-        if len(self._rough) < num_rows:  # kept: fresh pages for every step would cost more than the product
-            self._rough = hidden.new_empty(num_rows, self._rough.shape[1])
-        rough = self._rough[:num_rows]
+        kept: Tensor | None = getattr(self._kept, "rough", None)
+        if kept is None or len(kept) < num_rows:  # kept: fresh pages for every step would cost more than the product
+            kept = self._kept.rough = hidden.new_empty(num_rows, len(self._weight))
+        rough = kept[:num_rows]
         scaled = hidden * self._column_scale
         step = (scaled.abs().amax(1, keepdim=True) / _LEVELS).clamp_min(torch.finfo(torch.float32).tiny)
         steps = scaled / step
@@ -202,7 +204,7 @@ def probe_int8() -> str:
     rows = torch.full((3, 64), _LEVELS, dtype=torch.int8)
     rows[1] = -_LEVELS
     rows[2, ::2] = -_LEVELS
-    weight = torch.full((32, 64), float(_LEVELS))
+    weight = torch.full((32, 64), float(_LEVELS), dtype=torch.float32)
     weight[1::2] = -_LEVELS
     try:
         got = Int8Weight(weight).product(rows)
@@ -223,7 +225,8 @@ def choose_head(plain: Head, weight: Tensor, num_rows: int = 8) -> Head:
     if len(weight) <= _POOLS[-1] or probe_int8():
         return plain
     screened = ScreenedHead(weight)
-    hidden = torch.randn(num_rows, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(num_rows, weight.shape[1], generator=generator, dtype=weight.dtype)
     times: dict[str, float] = {}
     for _ in range(3):  # the best of three: the first runs create kernels
         for head in (plain, screened):

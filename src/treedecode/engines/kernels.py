@@ -96,7 +96,7 @@ def numba_kernels() -> Kernels:
     ) -> Tensor:
         num_rows, _, dim = heads.shape
         num_kv_heads = keys.shape[0]
-        query = torch.empty(num_kv_heads, num_heads // num_kv_heads * num_rows, dim)
+        query = heads.new_empty(num_kv_heads, num_heads // num_kv_heads * num_rows, dim)
         if weight is None:
             shape = (num_heads + num_kv_heads, dim)
             scales = ones.setdefault(shape, np.ones(shape, np.float32))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from treedecode.drawing import draw
@@ -17,12 +18,16 @@ from treedecode.engines.params import SamplingParams
 
 # Rows of a nucleus that are looked at before the whole vocabulary is sorted (CPU only).
 _NUCLEUS_POOL = 1024
+# Below it logits over temperature may overflow; only their distances to the best one count there.
+_COLD = 1e-20
 
 
 def processed_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     """Probabilities ``[N, vocab]`` (float32 or wider) after temperature, top-k, top-p and min-p."""
     scores = logits.float() if logits.dtype.itemsize < 4 else logits
-    scores = scores / params.temperature
+    if params.temperature < _COLD:
+        scores = scores - scores.amax(-1, keepdim=True)
+    scores = scores / max(params.temperature, torch.finfo(scores.dtype).tiny)
     if params.top_k is not None and params.top_k < scores.shape[-1]:
         kth = scores.topk(params.top_k, dim=-1).values[:, -1:]
         scores = scores.masked_fill(scores < kth, -math.inf)

@@ -72,7 +72,10 @@ class TextStream:
         return self._held + self._decode()[len(self._done) :]
 
     def _decode(self) -> str:
-        return self._tokenizer.decode(self._ids[self._start :], skip_special_tokens=True)
+        # cleaning up takes back what was there before: text that was handed on could not follow
+        return self._tokenizer.decode(
+            self._ids[self._start :], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
 
     def _cut_at_stop(self) -> bool:
         found = (self._held.find(stop, max(0, self._exempt - len(stop) + 1)) for stop in self._stop)

@@ -1,6 +1,7 @@
 """The proof suite: oracles, exact enumeration, planted faults, chi-squared tests, and Hypothesis strategies.
 
-Other projects may use it on their own samplers (docs/exactness.md); within this one only tests import it.
+Other projects may use it on their own samplers (docs/exactness.md); within this one only tests and
+``treedecode.verify`` import it.
 
 - ``oracle``: masks, positions, walks and commits from the definitions, in plain Python.
 - ``reference``: the sampled walks, likewise.

@@ -1,0 +1,102 @@
+"""Chi-squared of sampled continuations: two servers against each other, or one against a model's distributions."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treedecode.engines.params import SamplingParams
+from treedecode.testing.statistics import ChiSquared, Tables, chi_squared
+from treedecode.verify.completion import Token
+from treedecode.verify.processed import possible, processed
+from treedecode.verify.settings import LOGPROB_TOLERANCE
+
+# Continuations after the same tokens are compared where there are so many of both.
+_FEWEST = 20
+# Tokens that occur less often are counted together.
+_RARE = 10
+# Contexts per prompt for which a model is asked.
+_MOST_CONTEXTS = 4
+
+Continuation = tuple[Token, ...]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A test over all positions.
+
+    Attributes:
+        test: Sums over the contexts.
+        num_counted: Tokens that were counted, of the first sample.
+        impossible: A token that the model never says there, or None.
+    """
+
+    test: ChiSquared
+    num_counted: int
+    impossible: Token | None = None
+
+
+def by_context(samples: Sequence[Continuation]) -> dict[Continuation, Counter[Token]]:
+    """Counts of the token after every beginning."""
+    counts: dict[Continuation, Counter[Token]] = defaultdict(Counter)
+    for sample in samples:
+        for place, token in enumerate(sample):
+            counts[sample[:place]][token] += 1
+    return counts
+
+
+def two_samples(mine: Sequence[Continuation], other: Sequence[Continuation]) -> Compared:
+    """Whether both may come from one distribution, token by token given those before.
+
+    The statistic for two counts a, b of each token out of A, B is the sum of (a sqrt(B/A) - b sqrt(A/B))^2 / (a + b)
+    (Numerical Recipes, 3rd ed., section 14.3.3), with one degree of freedom less than tokens.
+    """
+    left, right = by_context(mine), by_context(other)
+    statistic, degrees, counted = 0.0, 0, 0
+    for context in left.keys() & right.keys():
+        a, b = left[context], right[context]
+        total_a, total_b = a.total(), b.total()
+        if min(total_a, total_b) < _FEWEST:
+            continue
+        cells: dict[Token | None, tuple[int, int]] = defaultdict(lambda: (0, 0))
+        for token in a.keys() | b.keys():
+            cell = token if a[token] + b[token] >= _RARE else None
+            cells[cell] = (cells[cell][0] + a[token], cells[cell][1] + b[token])
+        ratio = math.sqrt(total_b / total_a)
+        statistic += sum((x * ratio - y / ratio) ** 2 / (x + y) for x, y in cells.values())
+        degrees += len(cells) - 1
+        counted += total_a
+    return Compared(ChiSquared(statistic, degrees), counted)
+
+
+def against_model(
+    samples: Sequence[Continuation], row_after: Callable[[Continuation], Tensor], params: SamplingParams
+) -> Compared:
+    """Whether they come from a model's distributions, after the most frequent beginnings.
+
+    Args:
+        samples: Token ids.
+        row_after: Logits ``[vocab]`` after a beginning.
+        params: How they were sampled.
+    """
+    counts = by_context(samples)
+    frequent = sorted(counts, key=lambda context: -counts[context].total())[:_MOST_CONTEXTS]
+    statistic, degrees, counted, impossible = 0.0, 0, 0, None
+    for context in frequent:
+        if counts[context].total() < _FEWEST:
+            continue
+        row = row_after(context)
+        table = processed(row, params)[None]
+        for token in counts[context]:
+            if not table[0, int(token)] and not possible(row, int(token), params, LOGPROB_TOLERANCE):
+                impossible = token
+        tokens = torch.tensor(list(counts[context].elements()))
+        test = chi_squared(Tables((table,), (table,)), tokens[:, None], 0)
+        statistic, degrees = statistic + test.statistic, degrees + test.degrees
+        counted += len(tokens)
+    return Compared(ChiSquared(statistic, degrees), counted, impossible)
