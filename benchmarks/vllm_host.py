@@ -19,13 +19,13 @@ import torch
 
 from common import median_interval, time_us, write_result
 from treedecode.accept import Acceptance
+from treedecode.batch_budget import BatchPlanner
 from treedecode.cost import CostCurve
 from treedecode.drafters.base import NUM_CANDIDATES, VerifiedRows
 from treedecode.engines.candidates import top_candidates
 from treedecode.tree import DraftTree
 from treedecode.vllm.counts import TreeCounts
 from treedecode.vllm.metrics import TreeMetrics
-from treedecode.vllm.planner import BatchPlanner
 from treedecode.vllm.proposer import RequestLimits, TreeProposer
 from treedecode.vllm.walk import walk_rows
 

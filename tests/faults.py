@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 
-from treedecode.engines import loop
+from treedecode.engines import state
 from treedecode.engines.cache import KVCache
 from treedecode.engines.step import StepInput
 
@@ -103,12 +103,12 @@ def stale_row() -> Iterator[None]:
 @contextmanager
 def shifted_drafts() -> Iterator[None]:
     """Every node is judged by the row before its own."""
-    original = loop.accept_greedy
+    original = state.accept_greedy
 
     def accept(tree: Any, choices: list[int]) -> Any:
         return original(tree, [choices[0], *choices[:-1]])
 
-    with mock.patch.object(loop, "accept_greedy", accept):
+    with mock.patch.object(state, "accept_greedy", accept):
         yield
 
 

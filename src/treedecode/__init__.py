@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
     from treedecode.dynamic import DynamicPlan, plan_dynamic
     from treedecode.engines.guidance import Grammar
-    from treedecode.engines.hf import Chunk, Generation, generate, stream
+    from treedecode.engines.hf import Chunk, Generation, stream
+    from treedecode.engines.hf_batch import BatchStream, generate, stream_batch
     from treedecode.engines.hook import custom_generate
     from treedecode.engines.load import LoadedModel, load
     from treedecode.engines.logprobs import TokenLogprobs
@@ -40,6 +41,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Acceptance": "accept",
     "Allocation": "allocate",
+    "BatchStream": "engines.hf_batch",
     "BucketPlanner": "buckets",
     "Buckets": "buckets",
     "Chunk": "engines.hf",
@@ -68,7 +70,7 @@ _HOME = {
     "custom_generate": "engines.hook",
     "cut_batch": "allocate",
     "expected_tokens": "expect",
-    "generate": "engines.hf",
+    "generate": "engines.hf_batch",
     "load": "engines.load",
     "make_drafter": "drafters",
     "node_reach": "expect",
@@ -79,11 +81,13 @@ _HOME = {
     "plan_tree": "planner",
     "read_trace": "trace",
     "stream": "engines.hf",
+    "stream_batch": "engines.hf_batch",
 }
 
 __all__ = [
     "Acceptance",
     "Allocation",
+    "BatchStream",
     "BucketPlanner",
     "Buckets",
     "Chunk",
@@ -123,6 +127,7 @@ __all__ = [
     "plan_tree",
     "read_trace",
     "stream",
+    "stream_batch",
 ]
 
 

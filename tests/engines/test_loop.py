@@ -24,7 +24,7 @@ from treedecode.budget import BudgetPlanner
 from treedecode.cost import CostCurve
 from treedecode.drafters import make_drafter
 from treedecode.drafters.base import DraftContext
-from treedecode.engines import loop
+from treedecode.engines import state
 from treedecode.engines.build import build_target
 from treedecode.engines.loop import Decoder
 from treedecode.engines.request import Request
@@ -251,7 +251,7 @@ def test_prompt_rows_of_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """All rows reach the drafter in order, whatever the chunks."""
     rows = []
     for size in (256, 7):
-        monkeypatch.setattr(loop, "PREFILL_CHUNK", size)
+        monkeypatch.setattr(state, "PREFILL_CHUNK", size)
         seen = []
 
         def make(context: DraftContext, seen: list[Any] = seen) -> DraftTree:
@@ -260,7 +260,7 @@ def test_prompt_rows_of_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
         run(Request(tuple(PROMPT), 3, 4, prompt_rows=20), Fixed(make))
         rows.append(seen[0][0])
-    assert rows[0].top_ids.shape == (20, loop.NUM_CANDIDATES)
+    assert rows[0].top_ids.shape == (20, state.NUM_CANDIDATES)
     assert (rows[0].top_ids == rows[1].top_ids).all()
 
 

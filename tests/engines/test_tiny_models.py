@@ -26,7 +26,7 @@ from tests.engines.tiny import (
 )
 from tests.faults import FAULTS
 from treedecode.drafters import make_drafter
-from treedecode.engines import loop
+from treedecode.engines import state
 from treedecode.engines.build import build_target
 from treedecode.engines.loop import Decoder
 from treedecode.engines.request import Request
@@ -89,7 +89,7 @@ def test_prompts_of_several_chunks(name: str, implementation: str, monkeypatch: 
     """Chunks shorter and longer than the window, and a last one of a single token."""
     target, expected = target_of(name, implementation), reference(name, LONG)[:30]
     for size in (3, 11, len(PROMPTS[LONG]) - 1):
-        monkeypatch.setattr(loop, "PREFILL_CHUNK", size)
+        monkeypatch.setattr(state, "PREFILL_CHUNK", size)
         assert decode(target, PROMPTS[LONG], make_drafter("merged"), count=30) == expected
 
 

@@ -25,9 +25,10 @@ from transformers import (
 
 from treedecode.drafters import DRAFTERS, make_drafter
 from treedecode.engines.build import build_target
-from treedecode.engines.loop import Decoder, StepObserver
+from treedecode.engines.loop import Decoder
 from treedecode.engines.params import SamplingParams
 from treedecode.engines.request import Request
+from treedecode.engines.state import StepObserver
 from treedecode.engines.target import Target
 from treedecode.testing.drafters import AdversarialDrafter, RandomDrafter
 

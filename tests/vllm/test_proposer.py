@@ -143,8 +143,8 @@ class Scored(Script):
 
 
 def test_the_planner_cuts_what_all_requests_drafted():
+    from treedecode.batch_budget import BatchPlanner
     from treedecode.cost import CostCurve
-    from treedecode.vllm.planner import BatchPlanner
 
     proposer = make_proposer(f"{__name__}:Scored")
     proposer.planner = BatchPlanner(CostCurve([1, 100], [10.0, 10.01]), max_rows=5)
@@ -165,8 +165,8 @@ def test_the_planner_cuts_what_all_requests_drafted():
 
 
 def test_no_drafter_is_asked_while_plain_steps_are_measured():
+    from treedecode.batch_budget import BatchPlanner
     from treedecode.cost import CostCurve
-    from treedecode.vllm.planner import BatchPlanner
 
     proposer = make_proposer()
     proposer.planner = BatchPlanner(CostCurve([1, 100], [10.0, 10.01]), max_rows=50)

@@ -1,8 +1,8 @@
-"""Hugging Face models: generate and stream."""
+"""Hugging Face models: one output, piece by piece."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,10 +12,11 @@ from treedecode.engines.grammar import CompiledGrammar
 from treedecode.engines.guidance import Grammar, compile_grammar
 from treedecode.engines.load import LoadedModel
 from treedecode.engines.logprobs import TokenLogprobs
-from treedecode.engines.loop import Decoder, StepObserver
+from treedecode.engines.loop import Decoder
 from treedecode.engines.params import SamplingParams
 from treedecode.engines.processors import as_processors
 from treedecode.engines.request import Request, check_budget, check_count, check_prompt, check_stop_ids
+from treedecode.engines.state import Emission, StepObserver
 from treedecode.engines.stats import GenerationStats
 from treedecode.engines.text import TextStream
 from treedecode.engines.tracing import TraceObserver
@@ -69,22 +70,31 @@ class Stream(Iterator[Chunk]):
 
     def _run(self) -> Generator[Chunk, None, None]:
         for emission in self.decoder.run():
-            token_ids: list[int] = []
-            reason = emission.finish_reason
-            for token_id in emission.token_ids:
-                token_ids.append(token_id)
-                if self._text.push(token_id):
-                    reason = "stop"
-                    break
-            self._token_ids.extend(token_ids)
-            self._finish_reason = reason
-            logprobs = emission.logprobs
-            if logprobs is not None:
-                logprobs = logprobs[: len(token_ids)]
-                self._logprobs = (self._logprobs or []) + logprobs
-            yield Chunk(token_ids, self._text.finish() if reason else self._text.take(), logprobs)
-            if reason:
+            yield self.take(emission)
+            if self.is_finished:
                 return
+
+    def take(self, emission: Emission) -> Chunk:
+        """Takes over what a step emitted, up to a stop string; for whoever runs the steps instead of the iterator."""
+        token_ids: list[int] = []
+        reason = emission.finish_reason
+        for token_id in emission.token_ids:
+            token_ids.append(token_id)
+            if self._text.push(token_id):
+                reason = "stop"
+                break
+        self._token_ids.extend(token_ids)
+        self._finish_reason = reason
+        logprobs = emission.logprobs
+        if logprobs is not None:
+            logprobs = logprobs[: len(token_ids)]
+            self._logprobs = (self._logprobs or []) + logprobs
+        return Chunk(token_ids, self._text.finish() if reason else self._text.take(), logprobs)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the output has ended by itself."""
+        return self._finish_reason is not None
 
     @property
     def generation(self) -> Generation:
@@ -122,7 +132,7 @@ def stream(
     observer: StepObserver | None = None,
     dense: bool = False,
 ) -> Stream:
-    """Generates one output piece by piece; the pieces add up to what :func:`generate` returns.
+    """Generates one output piece by piece; the pieces add up to what ``treedecode.generate`` returns.
 
     Args:
         model: From ``treedecode.load``.
@@ -199,37 +209,3 @@ def stream(
         observer = TraceObserver(trace, model, request, settings, observer)
     decoder = Decoder.of(target, request, drafter, model.cost, observer)
     return Stream(decoder, TextStream(model.tokenizer, stops, min_tokens))
-
-
-def generate(
-    model: LoadedModel, prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]], **options: Any
-) -> list[Generation]:
-    """Generates one output per prompt, one after the other.
-
-    Args:
-        model: From ``treedecode.load``.
-        prompts: A text, several texts, the token ids of one prompt, or of several.
-        **options: As for :func:`stream`.
-
-    Returns:
-        One :class:`Generation` per prompt, in order.
-
-    Raises:
-        TypeError, ValueError: As :func:`stream`; every prompt is checked before the first is run.
-    """
-    streams = [stream(model, prompt, **options) for prompt in _as_prompts(prompts)]
-    for running in streams:
-        for _ in running:
-            pass
-    return [running.generation for running in streams]
-
-
-def _as_prompts(prompts: Any) -> list[Any]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise TypeError(f"prompts must be text or token ids, got {prompts!r}")
-    prompts = list(prompts)
-    if prompts and not isinstance(prompts[0], str) and not isinstance(prompts[0], Sequence):
-        return [prompts]
-    return prompts

@@ -7,6 +7,7 @@ position ids, a 4-D mask and a cache. ``probe.check_target`` finds out which do.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -110,33 +111,53 @@ class TransformersDecoder(Target):
             ) from error
 
     def forward(self, step: StepInput, cache: KVCache, keep_rows: int | None = None) -> Tensor:
-        masks = {window: self._mask(step, window) for window in set(self._windows)}
+        return self._forward([step], [cache], keep_rows or 0)
+
+    def forward_batch(self, steps: Sequence[StepInput], caches: Sequence[KVCache]) -> Tensor:
+        """One pass over all rows as one sequence, with a mask that lets every row see its own request alone.
+
+        Every row is multiplied with the keys of all requests before the mask, and those are copied together in every
+        layer: cheap next to the weights for short contexts and a few requests, not for many long ones.
+        """
+        return self._forward(steps, caches, 0)
+
+    def _forward(self, steps: Sequence[StepInput], caches: Sequence[KVCache], keep_rows: int) -> Tensor:
+        masks = {window: _mask(steps, window) for window in set(self._windows)}
         mask: Any = masks[self._windows[0]]
         if len(masks) > 1:
             mask = {
                 kind: masks[window] for kind, window in zip(self._kinds or [], self._windows, strict=True)
             }
         output = self._run(
-            step.token_ids[None],
-            position_ids=step.position_ids[None],
+            torch.cat([step.token_ids for step in steps])[None],
+            position_ids=torch.cat([step.position_ids for step in steps])[None],
             attention_mask=mask,
-            past_key_values=_StepCache(cache, step),
+            past_key_values=_StepCache(steps, caches),
             use_cache=True,
-            logits_to_keep=keep_rows or 0,
+            logits_to_keep=keep_rows,
         )
         return output.logits[0]
 
     def logits(self, features: Tensor) -> Tensor:
         return features  # the modelling code scales or caps its logits itself
 
-    def _mask(self, step: StepInput, window: int | None) -> Tensor:
-        """Additive ``[1, 1, N, prefix_len + N]``; transformers reads the whole cache, so a window is all mask."""
-        start, mask = step.view(window)
-        if start:
-            mask = torch.cat(
-                [mask.new_full((step.num_rows, start), torch.finfo(mask.dtype).min), mask], dim=1
-            )
-        return mask[None, None]
+
+def _mask(steps: Sequence[StepInput], window: int | None) -> Tensor:
+    """Additive ``[1, 1, rows, keys]``: for every step its own prefix and rows, as :class:`_StepLayer` hands them out.
+
+    transformers reads the whole cache, so a window is all mask.
+    """
+    views = [step.view(window) for step in steps]
+    num_keys = [step.prefix_len + step.num_rows for step in steps]
+    if len(steps) == 1 and views[0][0] == 0:
+        return views[0][1][None, None]
+    like = views[0][1]
+    mask = like.new_full((sum(step.num_rows for step in steps), sum(num_keys)), torch.finfo(like.dtype).min)
+    row = column = 0
+    for step, (start, part), count in zip(steps, views, num_keys, strict=True):
+        mask[row : row + step.num_rows, column + start : column + count] = part
+        row, column = row + step.num_rows, column + count
+    return mask[None, None]
 
 
 def _max_positions(config: Any) -> int | None:
@@ -151,19 +172,26 @@ def _max_positions(config: Any) -> int | None:
 
 
 class _StepCache(Cache):
-    """A transformers cache over :class:`KVCache`: ``update`` writes in place and returns views."""
+    """A transformers cache over :class:`KVCache`: ``update`` writes in place and returns views.
 
-    def __init__(self, cache: KVCache, step: StepInput) -> None:
-        num_layers = len(cache)
-        super().__init__(layers=[_StepLayer(*cache.layer(index), step) for index in range(num_layers)])
+    Of several requests it returns their keys and values one after the other, which takes a copy.
+    """
+
+    def __init__(self, steps: Sequence[StepInput], caches: Sequence[KVCache]) -> None:
+        super().__init__(
+            layers=[
+                _StepLayer(steps, [cache.layer(index) for cache in caches]) for index in range(len(caches[0]))
+            ]
+        )
 
 
 class _StepLayer(CacheLayerMixin):
-    def __init__(self, keys: Tensor, values: Tensor, step: StepInput) -> None:
+    def __init__(self, steps: Sequence[StepInput], stores: Sequence[tuple[Tensor, Tensor]]) -> None:
         super().__init__()
-        self._rows = slice(step.prefix_len, step.prefix_len + step.num_rows)
-        self._store = (keys, values)
-        self.keys, self.values = keys[None, :, : step.prefix_len], values[None, :, : step.prefix_len]
+        self._steps, self._stores = steps, stores
+        # what is stored before the step; of several requests nothing, which saves a copy
+        cached = steps[0].prefix_len if len(steps) == 1 else 0
+        self.keys, self.values = (store[None, :, :cached] for store in stores[0])
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -172,16 +200,26 @@ class _StepLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        keys, values = self._store
-        keys[:, self._rows].copy_(key_states[0])
-        values[:, self._rows].copy_(value_states[0])
-        return keys[None, :, : self._rows.stop], values[None, :, : self._rows.stop]
+        first, ends = 0, []
+        for step, (keys, values) in zip(self._steps, self._stores, strict=True):
+            rows = slice(first, first + step.num_rows)
+            end = step.prefix_len + step.num_rows
+            keys[:, step.prefix_len : end].copy_(key_states[0, :, rows])
+            values[:, step.prefix_len : end].copy_(value_states[0, :, rows])
+            first += step.num_rows
+            ends.append(end)
+        return self._seen(ends)
+
+    def _seen(self, ends: Sequence[int]) -> tuple[Tensor, Tensor]:
+        keys = [keys[None, :, :end] for (keys, _), end in zip(self._stores, ends, strict=True)]
+        values = [values[None, :, :end] for (_, values), end in zip(self._stores, ends, strict=True)]
+        return (keys[0], values[0]) if len(ends) == 1 else (torch.cat(keys, dim=2), torch.cat(values, dim=2))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._rows.start + query_length, 0
+        return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        return self._rows.start
+        return sum(step.prefix_len for step in self._steps)
 
     def get_max_length(self) -> int:
-        return self._store[0].shape[1]
+        return sum(keys.shape[1] for keys, _ in self._stores)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from treedecode.cost import CostCurve
 from treedecode.drafters.base import Drafter
+from treedecode.engines.batched import DEFAULT_BATCH_SIZE, BatchDecoder
 from treedecode.engines.build import build_target
 from treedecode.engines.loop import Decoder
 from treedecode.engines.measure import measure_cost
@@ -39,7 +40,7 @@ def custom_generate(
     streamer: Any = None,
     **model_kwargs: Any,
 ) -> Tensor:
-    """A decoding method for ``transformers`` ``generate``; the rows of a batch run one after the other.
+    """A decoding method for ``transformers`` ``generate``; the rows of a batch share forward passes.
 
     Greedy and sampled (keyed by ``torch.manual_seed``), under every logits processor that ``generate`` prepares or is
     given. Biases, the repetition penalty, bad words, ``min_new_tokens``, temperature, top-k, top-p and min-p are
@@ -89,7 +90,7 @@ def custom_generate(
         )
     if streamer is not None:
         streamer.put(input_ids.cpu())  # as generate does with a streamer it knows of
-    outputs = []
+    decoders = []
     for row, (padding, prompt) in enumerate(prompts):
         # follows torch.manual_seed, as plain sampling does
         seed = int(torch.randint(2**63 - 1, (1,)).item()) if generation_config.do_sample else 0
@@ -103,29 +104,51 @@ def custom_generate(
             processors=processors,
             padding=tuple(padding),
         )
-        decoder = Decoder.of(target, request, drafter, cost)
-        outputs.append(_run(decoder, tokenizer, stop, streamer))
+        decoders.append(Decoder.of(target, request, drafter, cost))
+    outputs = [_Output(tokenizer, stop, streamer) for _ in decoders]
+    # a streamer and a drafter object follow one request at a time
+    together = streamer is None and (isinstance(drafter, str) or width == 0)
+    if together and len(decoders) > 1:
+        _run_together(target, decoders, cost, outputs)
+    else:
+        for decoder, output in zip(decoders, outputs, strict=True):
+            for emission in decoder.run():
+                if output.take(emission.token_ids):
+                    break
     if streamer is not None:
         streamer.end()
     pad = generation_config._pad_token_tensor
-    rows = [torch.tensor(output, dtype=input_ids.dtype, device=input_ids.device) for output in outputs]
+    rows = [torch.tensor(out.token_ids, dtype=input_ids.dtype, device=input_ids.device) for out in outputs]
     tail = pad_sequence(rows, batch_first=True, padding_value=int(pad) if pad is not None else 0)
     return torch.cat([input_ids, tail.to(input_ids.dtype)], dim=1)
 
 
-def _run(decoder: Decoder, tokenizer: Any, stop: str | list[str] | None, streamer: Any) -> list[int]:
-    text = None
-    if stop:
-        text = TextStream(tokenizer, [stop] if isinstance(stop, str) else stop)
-    output: list[int] = []
-    for emission in decoder.run():
-        for token in emission.token_ids:
-            output.append(token)
-            if streamer is not None:
-                streamer.put(torch.tensor([token]))
-            if text is not None and text.push(token):
-                return output
-    return output
+class _Output:
+    """The tokens of one row, up to a stop string."""
+
+    def __init__(self, tokenizer: Any, stop: str | list[str] | None, streamer: Any) -> None:
+        self.token_ids: list[int] = []
+        self._streamer = streamer
+        self._text = TextStream(tokenizer, [stop] if isinstance(stop, str) else stop) if stop else None
+
+    def take(self, token_ids: Sequence[int]) -> bool:
+        """Takes over what a step emitted; True once a stop string is complete."""
+        for token in token_ids:
+            self.token_ids.append(token)
+            if self._streamer is not None:
+                self._streamer.put(torch.tensor([token]))
+            if self._text is not None and self._text.push(token):
+                return True
+        return False
+
+
+def _run_together(
+    target: Target, decoders: Sequence[Decoder], cost: CostCurve, outputs: Sequence[_Output]
+) -> None:
+    batch = BatchDecoder.of(target, [decoder.state for decoder in decoders], cost, DEFAULT_BATCH_SIZE)
+    for index, emission in batch.run():
+        if outputs[index].take(emission.token_ids):
+            batch.end(index)
 
 
 def _target_of(model: Any) -> tuple[Target, CostCurve]:

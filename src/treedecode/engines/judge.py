@@ -19,7 +19,7 @@ from treedecode.engines.processing import Processing, Stage
 from treedecode.engines.processors import LogitsProcessors
 from treedecode.engines.request import Request
 from treedecode.engines.sampling import choose
-from treedecode.engines.target import Target
+from treedecode.engines.target import Scorer, Target
 from treedecode.streams import keyed_uniforms
 from treedecode.tree import DraftTree
 
@@ -113,7 +113,7 @@ class Judging:
         return tree if self.grammar is None else self.grammar.prune(tree, history, num_output)
 
     def __call__(
-        self, target: Target, features: Tensor, tree: DraftTree, history: Sequence[int], position: int
+        self, target: Scorer, features: Tensor, tree: DraftTree, history: Sequence[int], position: int
     ) -> Verified:
         """The target's choice and best candidates after every node; the one host synchronisation of a step.
 

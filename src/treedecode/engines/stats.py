@@ -23,14 +23,15 @@ class GenerationStats:
         num_accepted: Drafted nodes whose token was emitted.
         nodes_per_step: Drafted nodes of every step.
         emitted_per_step: Tokens of every step.
-        prefill_ms: Until the first token.
-        decode_ms: From the first token to the last.
+        prefill_ms: Until the first token; in a batch from when the request's turn came.
+        decode_ms: From the first token to the last; in a batch the steps that the request was part of, each whole.
         draft_ms: Part of ``decode_ms`` spent drafting and choosing the tree size.
         prepare_ms: ... spent on positions and masks.
         forward_ms: ... spent in the layers of the target.
         head_ms: ... spent on the vocabulary head, the target's choices and its top candidates.
         commit_ms: ... spent walking the tree and compacting the cache.
-        guard_changes: When the guard took another mode (trees, chains, nothing drafted), and why; empty without one.
+        guard_changes: When the guard took another mode (trees, chains, nothing drafted), and why; empty without one,
+            and in a batch, whose guards are those of batch sizes.
     """
 
     num_prompt_tokens: int
@@ -84,9 +85,26 @@ class GenerationStats:
 PHASES = ("draft", "prepare", "forward", "head", "commit")
 
 
+class StepClock:
+    """Times the phases of one step."""
+
+    step_ms: dict[str, float]
+
+    def begin_step(self) -> None:
+        """Starts the clock of a step."""
+        self.step_ms = {}
+        self._mark = time.perf_counter()
+
+    def end_phase(self, phase: str) -> None:
+        """Books the time since the last mark under ``phase``."""
+        now = time.perf_counter()
+        self.step_ms[phase] = self.step_ms.get(phase, 0.0) + 1e3 * (now - self._mark)
+        self._mark = now
+
+
 @dataclass
-class StatsBuilder:
-    """Collects the numbers while a generation runs."""
+class StatsBuilder(StepClock):
+    """Collects the numbers while a generation runs; steps of a batch are timed by a clock that its requests share."""
 
     num_prompt_tokens: int
     num_emitted: int = 0
@@ -100,24 +118,6 @@ class StatsBuilder:
     step_ms: dict[str, float] = field(default_factory=dict)
     guard_changes: tuple[ModeChange, ...] = ()
 
-    def begin_step(self) -> None:
-        """Starts the clock of a step."""
-        self.step_ms = {}
-        self._mark = time.perf_counter()
-
-    def end_phase(self, phase: str) -> None:
-        """Books the time since the last mark under ``phase``."""
-        now = time.perf_counter()
-        self.step_ms[phase] = self.step_ms.get(phase, 0.0) + 1e3 * (now - self._mark)
-        self._mark = now
-
-    def _trim(self, num_emitted: int) -> None:
-        extra = self.num_emitted - num_emitted
-        if extra > 0 and self.emitted_per_step:
-            self.emitted_per_step[-1] -= extra
-            self.num_accepted -= min(extra, self.num_accepted)
-            self.num_emitted = num_emitted
-
     def end_step(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
         """Books a whole step."""
         for phase, ms in self.step_ms.items():
@@ -129,17 +129,21 @@ class StatsBuilder:
         self.num_emitted += num_emitted
 
     def build(self, num_emitted: int) -> GenerationStats:
-        """The finished record, for the ``num_emitted`` tokens that the caller kept (stop strings cut a step short)."""
-        self._trim(num_emitted)
+        """The record for the ``num_emitted`` tokens that the caller took: a stop string cuts the last step short.
+
+        Changes nothing: it may be asked for between steps, too.
+        """
+        extra = max(0, self.num_emitted - num_emitted) if self.emitted_per_step else 0
+        emitted_per_step = self.emitted_per_step[:-1] + [n - extra for n in self.emitted_per_step[-1:]]
         return GenerationStats(
             num_prompt_tokens=self.num_prompt_tokens,
-            num_emitted=self.num_emitted,
+            num_emitted=self.num_emitted - extra,
             num_forward_passes=self.num_prefill_passes + len(self.nodes_per_step),
             num_steps=len(self.nodes_per_step),
             num_drafted=sum(self.nodes_per_step),
-            num_accepted=self.num_accepted,
+            num_accepted=self.num_accepted - min(extra, self.num_accepted),
             nodes_per_step=tuple(self.nodes_per_step),
-            emitted_per_step=tuple(self.emitted_per_step),
+            emitted_per_step=tuple(emitted_per_step),
             prefill_ms=self.prefill_ms,
             decode_ms=self.decode_ms,
             guard_changes=self.guard_changes,

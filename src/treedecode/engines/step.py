@@ -68,6 +68,9 @@ class StepInput:
         depths, prefix_len, num_rows = self._depths, self.prefix_len, self.num_rows
         start = 0 if window is None else max(0, prefix_len - window + 1)
         num_prefix = prefix_len - start
+        if num_rows == 1:  # a root sees all of it
+            zeros = torch.zeros(1, num_prefix + 1, device=self.token_ids.device, dtype=self._dtype)
+            return start, zeros
         visible = np.ones((num_rows, num_prefix + num_rows), dtype=bool)
         visible[:, num_prefix:] = np.tri(num_rows, dtype=bool) if self._tree_mask is None else self._tree_mask
         if window is not None and prefix_len - start + int(depths.max(initial=0)) >= window:

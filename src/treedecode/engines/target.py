@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,6 +18,21 @@ from treedecode.gains import PlainReference
 
 class UnsupportedModelError(ValueError):
     """The model cannot be verified over trees; the message names the model type and the reason."""
+
+
+class Scorer(Protocol):
+    """What judging the rows of a step needs of a target; attributes and methods as :class:`Target` has them."""
+
+    device: torch.device
+    vocab_size: int
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Next-token logits ``[rows, vocab]``."""
+        ...
+
+    def top(self, features: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Best ``count`` logits and ids of each row."""
+        ...
 
 
 class Target(ABC):
@@ -46,6 +62,10 @@ class Target(ABC):
         """An empty cache with room for ``capacity`` rows."""
         return KVCache(self.layer_specs, capacity, self.dtype, self.device)
 
+    def new_caches(self, count: int, capacity: int) -> list[KVCache]:
+        """``count`` empty caches with room for ``capacity`` rows each, allocated together."""
+        return KVCache.several(self.layer_specs, count, capacity, self.dtype, self.device)
+
     @abstractmethod
     def forward(self, step: StepInput, cache: KVCache, keep_rows: int | None = None) -> Tensor:
         """Runs the model over one step.
@@ -61,6 +81,21 @@ class Target(ABC):
             Features ``[rows, ...]`` for :meth:`logits`.
         """
 
+    def forward_batch(self, steps: Sequence[StepInput], caches: Sequence[KVCache]) -> Tensor:
+        """Runs the model over one step of each of several requests, which do not see each other.
+
+        As :meth:`forward` for every pair of step and cache. The rows are packed, without padding: a target that can
+        runs them as one pass, reading its weights once. This one runs a pass per request.
+
+        Args:
+            steps: One per request.
+            caches: Of this target, one per step, no two the same.
+
+        Returns:
+            Features of all rows, step after step.
+        """
+        return torch.cat([self.forward(step, cache) for step, cache in zip(steps, caches, strict=True)])
+
     @abstractmethod
     def logits(self, features: Tensor) -> Tensor:
         """Next-token logits ``[rows, vocab]`` of some rows of what :meth:`forward` returned."""
@@ -70,9 +105,14 @@ class Target(ABC):
         return top_candidates(self.logits(features), count)
 
 
-_PLAIN: WeakKeyDictionary[Target, PlainReference] = WeakKeyDictionary()
+_PLAIN: WeakKeyDictionary[Target, dict[int, PlainReference]] = WeakKeyDictionary()
 
 
-def plain_reference(target: Target) -> PlainReference:
-    """What plain steps of a target take: one record for the guards of all its requests, and for who measures it."""
-    return _PLAIN.setdefault(target, PlainReference())
+def plain_reference(target: Target, batch_class: int = 1) -> PlainReference:
+    """What plain steps of a target take: one record for the guards of all its requests, and for who measures it.
+
+    Args:
+        target: The model.
+        batch_class: Which batch sizes: 1 is a request alone, others as ``BatchPlanner`` has them.
+    """
+    return _PLAIN.setdefault(target, {}).setdefault(batch_class, PlainReference())

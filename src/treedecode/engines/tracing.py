@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from treedecode.accept import Acceptance
 from treedecode.engines.judge import Verified
-from treedecode.engines.loop import StepObserver
 from treedecode.engines.request import Request
+from treedecode.engines.state import StepObserver
 from treedecode.trace import StepRecord, TraceWriter
 from treedecode.tree import DraftTree
 

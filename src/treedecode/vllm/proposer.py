@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from vllm.logger import init_logger
 
+from treedecode.batch_budget import BatchPlanner
 from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows, check_draft, check_is_tree
 from treedecode.tree import DraftTree
 from treedecode.vllm.config import TreeOptions
 from treedecode.vllm.counts import TreeCounts
-from treedecode.vllm.planner import BatchPlanner
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

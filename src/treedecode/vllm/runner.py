@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
+from vllm.logger import init_logger
 
 from treedecode.accept import Acceptance
+from treedecode.batch_budget import BatchPlanner
 from treedecode.drafters.base import NUM_CANDIDATES, VerifiedRows
 from treedecode.engines.candidates import top_candidates
+from treedecode.guard import ModeChange
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
 from treedecode.vllm.config import TreeOptions
@@ -22,7 +25,6 @@ from treedecode.vllm.ends import RequestEnds
 from treedecode.vllm.launch import METRICS_FOLDER
 from treedecode.vllm.measure import agreed
 from treedecode.vllm.metrics import TreeMetrics
-from treedecode.vllm.planner import BatchPlanner
 from treedecode.vllm.proposer import RequestLimits
 from treedecode.vllm.sampling import RequestRows, expand_metadata
 from treedecode.vllm.step import StepTrees, TreeRows
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as _Base
 else:
     _Base = object
+
+# vLLM shows the messages of loggers below its own
+logger = init_logger(f"vllm.{__name__}")
 
 
 class TreeRunnerMixin(_Base):
@@ -64,7 +69,7 @@ class TreeRunnerMixin(_Base):
 
     def plan_by(self, cost: Cost) -> None:
         """Size trees by what steps cost from now on, where ``can_plan``."""
-        self._proposer.planner = BatchPlanner(cost, self.max_num_tokens)
+        self._proposer.planner = BatchPlanner(cost, self.max_num_tokens, told=_log_mode)
 
     def start_metrics(self) -> None:
         """Pass the counters on to Prometheus and the log from now on, on one rank."""
@@ -324,3 +329,7 @@ def commit_step(step: StepTrees, walks: list[Acceptance]) -> int:
         stash.impl.do_kv_cache_update(stash.layer, key, value, stash.kv_cache, stash.slot_mapping[slot])
         num_bytes += key.nbytes + value.nbytes
     return num_bytes
+
+
+def _log_mode(num_requests: int, change: ModeChange) -> None:
+    logger.debug("Batches like one of %d: %s (%s).", num_requests, change.mode, change.reason)

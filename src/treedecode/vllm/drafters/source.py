@@ -10,7 +10,7 @@ from treedecode.tree import DraftTree
 from treedecode.vllm.counts import TreeCounts
 
 if TYPE_CHECKING:
-    from treedecode.vllm.planner import BatchPlanner
+    from treedecode.batch_budget import BatchPlanner
     from treedecode.vllm.proposer import RequestLimits
 
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from treedecode.batch_budget import BatchPlanner
 from treedecode.drafters.base import VerifiedRows
 from treedecode.engines.candidates import top_candidates
 from treedecode.tree import DraftTree
 from treedecode.vllm.config import TreeOptions
 from treedecode.vllm.counts import TreeCounts
-from treedecode.vllm.planner import BatchPlanner
 from treedecode.vllm.proposer import RequestLimits, best_chain
 
 

@@ -1,22 +1,22 @@
-"""How much each step drafts: one node budget for the whole batch by measured cost, and a guard over real steps."""
+"""How much each step of a batch drafts: one node budget by measured cost, and a guard over real steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-
-from vllm.logger import init_logger
+from typing import Any, TypeVar
 
 from treedecode.accept import Acceptance
 from treedecode.acceptance import EdgeEstimates
 from treedecode.allocate import Allocation, allocate_batch, scored_reach
 from treedecode.budget import Follower, likeliest_chain
-from treedecode.guard import Guard, Look, Mode
+from treedecode.gains import PlainReference
+from treedecode.guard import Guard, Look, Mode, ModeChange
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
 
-# vLLM shows the messages of loggers below its own
-logger = init_logger(f"vllm.{__name__}")
+# What a request is called: an id of the engine's, or its place.
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class _Plan:
     num_requests: int
     context: int
     promised: float
+
+
+def batch_class(num_requests: int) -> int:
+    """Batch sizes that share a guard: 1 for 1, 2 for 2 to 3, 3 for 4 to 7, and so on."""
+    return num_requests.bit_length()
 
 
 class BatchPlanner:
@@ -42,12 +47,20 @@ class BatchPlanner:
 
     Args:
         cost: milliseconds of a step by its number of rows.
-        max_rows: most rows of a step, roots included.
+        max_rows: most rows of a step, roots included; None for as many as pay.
+        reference: what plain steps of a class of batch sizes take, by ``batch_class``; measured anew if not given.
+        told: called with the smallest batch size of a class and its guard's change of mode.
     """
 
-    def __init__(self, cost: Cost, max_rows: int) -> None:
+    def __init__(
+        self,
+        cost: Cost,
+        max_rows: int | None = None,
+        reference: Callable[[int], PlainReference] | None = None,
+        told: Callable[[int, ModeChange], None] | None = None,
+    ) -> None:
         self.cost = cost
-        self._max_rows = max_rows
+        self._max_rows, self._reference, self._told = max_rows, reference, told
         self._guards: dict[int, Guard] = {}
         self._estimates = EdgeEstimates()
         self._plan: _Plan | None = None
@@ -61,7 +74,7 @@ class BatchPlanner:
         """What is verified at this batch size."""
         return self._guard(num_requests).mode
 
-    def cut(self, trees: Mapping[str, DraftTree], prefix_lens: Sequence[int]) -> dict[str, DraftTree]:
+    def cut(self, trees: Mapping[Name, DraftTree], prefix_lens: Sequence[int]) -> dict[Name, DraftTree]:
         """The trees to verify in the next step.
 
         Args:
@@ -89,7 +102,7 @@ class BatchPlanner:
         return cut
 
     def record(
-        self, steps: Mapping[str, tuple[DraftTree, Acceptance]], forward_ms: float | None, draft_ms: float
+        self, steps: Mapping[Name, tuple[DraftTree, Acceptance]], forward_ms: float | None, draft_ms: float
     ) -> None:
         """Learns from a step.
 
@@ -122,29 +135,28 @@ class BatchPlanner:
             table[num_requests + num_drafted],
             table[num_requests],
         )
-        if timed.guard.mode is not before:
-            reason = timed.guard.changes[-1].reason
-            logger.debug("Batches like one of %d: %s (%s).", num_requests, timed.guard.mode, reason)
+        if self._told is not None and timed.guard.mode is not before:
+            self._told(1 << batch_class(num_requests) - 1, timed.guard.changes[-1])
 
     def _guard(self, num_requests: int) -> Guard:
-        size = num_requests.bit_length()
+        size = batch_class(num_requests)
         if size not in self._guards:
-            self._guards[size] = Guard()
+            self._guards[size] = Guard(None if self._reference is None else self._reference(size))
         return self._guards[size]
 
     def _reach(self, tree: DraftTree) -> list[float]:
         return scored_reach(tree) if tree.score_tuple is not None else self._estimates.reach(tree)
 
     def _cut(
-        self, drafted: Mapping[str, tuple[DraftTree, Sequence[float]]], context: int
-    ) -> tuple[dict[str, DraftTree], Allocation]:
-        room = max(0, self._max_rows - len(drafted))
+        self, drafted: Mapping[Name, tuple[DraftTree, Sequence[float]]], context: int
+    ) -> tuple[dict[Name, DraftTree], Allocation]:
+        room = None if self._max_rows is None else max(0, self._max_rows - len(drafted))
         reach = [values[1:] for _, values in drafted.values()]
         allocation = allocate_batch(reach, self.cost.at(context), max_drafted=room)
         sizes = zip(drafted.items(), allocation.num_drafted, strict=True)
         return {name: tree.prefix(size) for (name, (tree, _)), size in sizes}, allocation
 
-    def _follow(self, emitted: Mapping[str, Sequence[int]], timed: _Plan | None) -> None:
+    def _follow(self, emitted: Mapping[Name, Sequence[int]], timed: _Plan | None) -> None:
         for look in self._looks:
             look.follow(emitted)
         done = [look for look in self._looks if look.done]
@@ -159,9 +171,9 @@ class _BatchLook:
 
     def __init__(
         self,
-        trees: Mapping[str, DraftTree],
+        trees: Mapping[Any, DraftTree],
         tree_ms: float,
-        chains: Mapping[str, DraftTree],
+        chains: Mapping[Any, DraftTree],
         chain_ms: float,
         plain_ms: float,
     ) -> None:
@@ -175,7 +187,7 @@ class _BatchLook:
         """Whether every text has left its drafts or ended."""
         return not self._open
 
-    def follow(self, emitted: Mapping[str, Sequence[int]]) -> None:
+    def follow(self, emitted: Mapping[Any, Sequence[int]]) -> None:
         """What the requests of the next step emitted; those that are not among them have ended or wait."""
         for name in list(self._open):
             tree, chain = self._trees[name], self._chains[name]

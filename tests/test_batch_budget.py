@@ -7,12 +7,12 @@ import random
 import pytest
 
 from treedecode.accept import Acceptance
+from treedecode.batch_budget import BatchPlanner
 from treedecode.cost import CostCurve
+from treedecode.gains import PlainReference
 from treedecode.guard import Mode
 from treedecode.surface import CostSurface
 from treedecode.tree import DraftTree
-
-pytestmark = pytest.mark.vllm
 
 FLAT = CostCurve([1, 4096], [10.0, 10.001])
 STEEP = CostCurve([1, 4096], [10.0, 40960.0])
@@ -98,8 +98,6 @@ class Engine:
 
 
 def make(cost, max_rows=4096):
-    from treedecode.vllm.planner import BatchPlanner
-
     return BatchPlanner(cost, max_rows)
 
 
@@ -204,3 +202,21 @@ def test_steps_that_say_nothing_of_the_plan_are_not_judged(names, forward_ms):
         planner.record(dict.fromkeys(names, rejected), forward_ms, 0.0)
     assert planner.mode(2) is Mode.TREE
     assert planner.cut({}, []) == {}
+
+
+def test_changes_of_mode_are_told_with_the_smallest_size_of_their_kind():
+    told = []
+    planner = BatchPlanner(FLAT, told=lambda size, change: told.append((size, change.mode)))
+    Engine(planner, STEEP).run(20, 300)
+    assert {size for size, _ in told} == {16}
+    assert told[-1][1] is planner.mode(20)
+
+
+def test_what_plain_steps_take_is_kept_by_kind_of_batch():
+    references = {}
+    for _ in range(2):
+        planner = BatchPlanner(FLAT, reference=lambda kind: references.setdefault(kind, PlainReference()))
+        Engine(planner, FLAT).run(5, 20)
+        assert list(references) == [3] and references[3].known
+    # known by now, so that no plain steps were run to measure them
+    assert planner.mode(5) is Mode.TREE and not any(c.measures for c in planner._guard(5).changes)
