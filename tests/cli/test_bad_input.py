@@ -89,6 +89,13 @@ def test_prompts(refused, args, stdin, words):
     assert all(word in line for word in words), line
 
 
+def test_a_grammar_that_is_none(refused, tiny):
+    line = refused("generate", "--model", tiny, "--regex", "([", "ab")
+    assert all(word in line for word in ["the grammar is not valid (regex)", "unclosed character class"]), (
+        line
+    )
+
+
 def test_prompt_files_are_utf8(refused, tmp_path):
     file = tmp_path / "latin"
     file.write_bytes(b"caf\xe9")

@@ -146,7 +146,7 @@ def test_an_output_that_ends_early_is_found() -> None:
 
     def of(cls: Any, target: Any, request: Any, *rest: Any) -> Any:
         made = original(cls, target, request, *rest)
-        made._max_new_tokens -= bool(request.max_drafted)
+        made.state._max_new_tokens -= bool(request.max_drafted)
         return made
 
     with mock.patch.object(loop.Decoder, "of", classmethod(of)):

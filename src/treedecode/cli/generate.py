@@ -135,6 +135,7 @@ def generate(
     The text goes to standard output, what it took to standard error.
     """
     text = read_prompt(prompt, file)
+    wanted = _read_grammar(json_schema, regex, grammar)
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "budget": parse_budget(budget),
@@ -149,7 +150,6 @@ def generate(
         "logit_bias": _parse_bias(logit_bias),
         "bad_words": bad_word,
         "min_tokens": min_tokens,
-        "grammar": _read_grammar(json_schema, regex, grammar),
         "logprobs": logprobs,
         "seed": seed,
         "stop": stop,
@@ -172,6 +172,11 @@ def generate(
             model, device=device, dtype=dtype, revision=revision, progress=stages, calibration=calibration
         )
     encoded = encode_prompt(loaded.tokenizer, text, raw)
+    if wanted is not None:
+        from treedecode.engines.guidance import compile_grammar
+
+        with stages("Compiling the grammar"), bad_input():
+            options["grammar"] = compile_grammar(wanted, loaded.tokenizer, loaded.target.vocab_size)
 
     echo = _no_text if as_json else _print_text
     with _open_trace(trace) as writer:
@@ -190,9 +195,8 @@ def generate(
         comparison = None if interrupted else Comparison(generation, plain)
 
     if as_json:
-        shown = options | {"logit_bias": logit_bias}  # as given: JSON has no -inf
-        if options["grammar"] is not None:
-            shown["grammar"] = asdict(options["grammar"])
+        # as given: JSON has neither -inf nor compiled grammars
+        shown = options | {"logit_bias": logit_bias, "grammar": wanted and asdict(wanted)}
         print(json.dumps(to_json(loaded, text, shown, generation, comparison), ensure_ascii=False))
     else:
         lines = [] if options["budget"] != "auto" else [f"cost of a step: {loaded.cost_source}"]

@@ -68,7 +68,7 @@ def compile_grammar(given: object, tokenizer: Any, vocab_size: int) -> CompiledG
 
     Args:
         given: See :meth:`Grammar.of`, or a :class:`CompiledGrammar` of any engine.
-        tokenizer: A fast transformers tokenizer; prepared once, which takes a second for a large vocabulary.
+        tokenizer: A fast transformers tokenizer; prepared once, which takes seconds for a large vocabulary.
         vocab_size: Columns of the logits.
 
     Raises:

@@ -102,13 +102,15 @@ class Penalties:
 
     def __call__(self, logits: Tensor, paths: Paths) -> Tensor:
         token_ids, in_output, seen = (torch.from_numpy(array).to(logits.device) for array in paths.counts)
-        columns, in_output = logits[:, token_ids], in_output.to(logits.dtype)
+        columns, in_output = logits.index_select(1, token_ids), in_output.to(logits.dtype)
         if self._repetition != 1:
             repeated = torch.where(columns > 0, columns / self._repetition, columns * self._repetition)
             columns = torch.where(seen, repeated, columns)
-        columns = columns - self._frequency * in_output - self._presence * (in_output > 0)
-        logits[:, token_ids] = columns
-        return logits
+        if self._frequency:
+            columns -= self._frequency * in_output
+        if self._presence:
+            columns -= self._presence * (in_output > 0)
+        return logits.index_copy_(1, token_ids, columns)
 
 
 class BadWords:
