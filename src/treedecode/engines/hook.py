@@ -61,8 +61,8 @@ def custom_generate(
         tokenizer: Needed with ``stop_strings``; bind it, see above.
         stop_strings: As for plain ``generate``: they end the output, and stay in it.
         streamer: Receives prompt and tokens, as from plain ``generate``; bind it, see above.
-        **model_kwargs: ``attention_mask`` is used, ``inputs_embeds`` is refused, the rest of what ``generate`` passes is
-            not needed.
+        **model_kwargs: ``attention_mask`` is used, ``inputs_embeds`` is refused, the rest of what ``generate`` passes
+            is not needed.
 
     Returns:
         int64 ``[batch, prompt + longest output]``, padded with the pad token.
