@@ -104,7 +104,8 @@ def test_threads_share_a_screened_head() -> None:
                 wrong.append(got_ids)
 
     threads = [
-        threading.Thread(target=work, args=(hidden, *best)) for hidden, best in zip(batches, expected, strict=True)
+        threading.Thread(target=work, args=(hidden, *best))
+        for hidden, best in zip(batches, expected, strict=True)
     ]
     for thread in threads:
         thread.start()

@@ -7,15 +7,20 @@ import pytest
 import torch
 from transformers import (
     LogitsProcessor,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    StoppingCriteriaList,
+    StopStringCriteria,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
     WatermarkingConfig,
 )
+from transformers.generation import EosTokenCriteria
 
 import treedecode as td
 from tests.engines.tiny import VOCAB, make_tiny
@@ -275,6 +280,42 @@ def test_stop_strings_need_a_bound_tokenizer(model: Any) -> None:
         )
 
 
+@pytest.mark.parametrize("budget", [0, 6])
+def test_every_stopping_criterion_is_asked_after_every_token(model: Any, budget: int) -> None:
+    ids = torch.tensor([[1, 9, 8, 7, 9, 8]])
+    options: dict[str, Any] = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    tokenizer, whole = byte_level(), model.generate(ids, **options)[0]
+    across = tokenizer.decode(whole[5:8])  # begins in the prompt
+    seen: list[list[int]] = []
+
+    def twelve(input_ids: torch.Tensor, scores: Any) -> torch.Tensor:
+        seen.append(input_ids[0].tolist())
+        return torch.full((len(input_ids),), input_ids.shape[1] >= 12)
+
+    ours = {"custom_generate": td.custom_generate, "budget": budget}
+    for criterion, length in (
+        (MaxLengthCriteria(9), 9),
+        (MaxLengthCriteria(3), 7),  # asked after a token, not before
+        (EosTokenCriteria(int(whole[15])), None),
+        (StopStringCriteria(tokenizer, [across]), 8),
+        (MaxTimeCriteria(1000.0), 46),
+        (MaxTimeCriteria(0.0), 7),
+        (twelve, 12),
+    ):
+        given = {"stopping_criteria": StoppingCriteriaList([criterion])}
+        expected = model.generate(ids, **options, **given)
+        assert length is None or expected.shape[1] == length
+        assert torch.equal(model.generate(ids, **options, **given, **ours), expected), criterion
+    assert seen[-1] == whole[:12].tolist()
+    # in a batch a row stops where it stops alone, though generate lets it run on unless it is EOS that ends it
+    given = {"stopping_criteria": StoppingCriteriaList([StopStringCriteria(tokenizer, [across])])}
+    padded = prompts() | {"input_ids": prompts()["input_ids"].flip(0)}
+    padded["attention_mask"] = padded["attention_mask"].flip(0)
+    rows = model.generate(**padded, **options, **given, **ours)
+    assert rows[0].tolist() == whole[:8].tolist() + [0] * 38
+    assert torch.equal(rows[1], model.generate(**padded, **options)[1])
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_few_tokens(model: Any, count: int) -> None:
     options = {"max_new_tokens": count, "do_sample": False}
@@ -303,6 +344,15 @@ def test_weights_that_change_are_seen() -> None:
     model.load_state_dict(make_tiny("qwen3", seed=2).state_dict())
     assert not torch.equal(both()[0], before)
     assert torch.equal(*both())
+    before = both()[0]
+    norm = model.model.norm.weight
+    norm.data.mul_(torch.linspace(0.1, 6, len(norm)).double())  # counts no version
+    assert not torch.equal(both()[0], before)
+    assert torch.equal(*both())
+    before = both()[0]
+    model.model.layers[0].register_forward_hook(lambda module, inputs, hidden: hidden * 1.5)
+    assert not torch.equal(both()[0], before)
+    assert torch.equal(*both())
 
 
 def test_bad_input_is_named(model: Any) -> None:
@@ -315,8 +365,11 @@ def test_bad_input_is_named(model: Any) -> None:
         model.generate(**prompts(), **options, budget=-1)
     with pytest.raises(ValueError, match=r"drafter must be one of .*, got 'psychic'"):
         model.generate(**prompts(), **options, drafter="psychic")
-    with pytest.raises(ValueError, match="the prompt is empty"):
-        model.generate(inputs_embeds=torch.zeros(1, 3, 48).double(), **options)
+    embeds = torch.zeros(1, 3, 48).double()
+    with pytest.raises(ValueError, match="expected input_ids alone, got inputs_embeds as well"):
+        model.generate(inputs_embeds=embeds, **options)
+    with pytest.raises(ValueError, match="expected input_ids alone, got inputs_embeds as well"):
+        model.generate(torch.ones(1, 3, dtype=torch.long), inputs_embeds=embeds, **options)
     with pytest.raises(ValueError, match=r"the prompt has 600 tokens, the model allows at most 512"):
         model.generate(torch.ones(1, 600, dtype=torch.long), **options)
 
@@ -330,7 +383,6 @@ def test_bad_input_is_named(model: Any) -> None:
         ({"logits_processor": [Summed()]}, r"Summed must return scores of shape \[1, 97\].*got \[1\]"),
         ({"num_beams": 2}, "num_beams"),
         ({"do_sample": True, "num_return_sequences": 2}, "num_return_sequences"),
-        ({"max_time": 5.0}, "MaxTimeCriteria"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
     ],
 )

@@ -33,7 +33,11 @@ def test_compiled_kernels_serve_float32_on_cpu_alone() -> None:
 
 def test_a_default_dtype_of_the_caller_changes_nothing() -> None:
     generator = torch.Generator().manual_seed(0)
-    heads, keys, values = torch.randn(5, 8, 16, generator=generator), torch.zeros(2, 9, 16), torch.zeros(2, 9, 16)
+    heads, keys, values = (
+        torch.randn(5, 8, 16, generator=generator),
+        torch.zeros(2, 9, 16),
+        torch.zeros(2, 9, 16),
+    )
     cos, sin = (torch.randn(5, 1, 16, generator=generator) for _ in range(2))
     torch.set_default_dtype(torch.float64)
     try:

@@ -12,34 +12,59 @@ from treedecode.tree import DraftTree
 
 VOCAB_SIZE = 262_144
 WIDTH, DEPTH = 3, 4
+# vLLM's own limit
+MAX_NODES = 128
 
 _truth: dict[tuple[int, ...], list[int]] = {}
 _mode = "merged"
+_most = MAX_NODES
 
 
 @contextmanager
-def drafting(mode: str, truth: Sequence[tuple[list[int], list[int]]] = ()) -> Iterator[None]:
-    """Requests that start inside use this drafter; ``truth`` are prompts and their right outputs."""
-    global _mode
-    before, _mode = _mode, mode
+def drafting(
+    mode: str, truth: Sequence[tuple[list[int], list[int]]] = (), most: int = MAX_NODES
+) -> Iterator[None]:
+    """Requests that start inside use this drafter.
+
+    Args:
+        mode: its name.
+        truth: prompts and their right outputs.
+        most: drafted nodes per tree, for tests of which every row is dear.
+    """
+    global _mode, _most
+    before, _mode, _most = (_mode, _most), mode, most
     _truth.clear()
     # the first output of a prompt counts
     _truth.update({tuple(prompt): output for prompt, output in reversed(truth)})
     try:
         yield
     finally:
-        _mode = before
+        _mode, _most = before
 
 
 def make() -> Drafter:
     """What the engine's ``drafter`` option names."""
-    return {
+    drafter = {
         "hidden": Hidden,
         "adversary": Adversary,
         "mixed": Mixed,
         "raising": Raising,
         "malformed": Malformed,
     }.get(_mode, lambda: make_drafter(_mode))()
+    return drafter if _most == MAX_NODES else Cut(drafter, _most)
+
+
+class Cut:
+    """The first nodes of another drafter's trees."""
+
+    def __init__(self, drafter: Drafter, most: int) -> None:
+        self.name, self.drafter, self.most = drafter.name, drafter, most
+
+    def begin(self, prompt_ids: list[int]) -> None:
+        self.drafter.begin(prompt_ids)
+
+    def propose(self, context: DraftContext) -> DraftTree:
+        return self.drafter.propose(context).prefix(self.most)
 
 
 class Hidden:

@@ -15,7 +15,7 @@ def value_after(argv, flag):
 
 
 def test_flags_are_passed_on_and_trees_added():
-    command = serve_command("some/model", ["--port", "8001", "--dtype=float32"], 9, "suffix", 4, "off")
+    command = serve_command("some/model", ["--port", "8001", "--dtype=float32"], 9, "suffix", 4, cost="off")
     assert command.argv[1:8] == [
         "-m",
         "treedecode.vllm.launch",
@@ -27,7 +27,7 @@ def test_flags_are_passed_on_and_trees_added():
     ]
     assert value_after(command.argv, "--speculative-config")["num_speculative_tokens"] == 9
     assert value_after(command.argv, "--additional-config") == {
-        "treedecode": {"drafter": "suffix", "max_depth": 4, "cost": "off"}
+        "treedecode": {"drafter": "suffix", "max_depth": 4, "cost": "off", "width": 3, "branches": 1}
     }
     assert command.environment == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 
@@ -48,17 +48,32 @@ def test_other_additional_config_is_kept(flags):
     "flags",
     [
         ["--worker-cls", "a.b"],
-        ["--speculative-config={}"],
-        ["--speculative_config", "{}"],
-        ["-sc", "{}"],
+        ["--async-scheduling"],
+        ["--speculative-config", "[]"],
         ["--speculative-config.method", "ngram"],
         ["--additional-config", "[1]"],
         ["--additional-config", '{"treedecode": {}}'],
     ],
 )
 def test_flags_that_trees_set_are_refused(flags):
-    with pytest.raises(ValueError, match=r"--(worker|speculative|additional)-c|-sc is set"):
+    with pytest.raises(ValueError, match=r"--(worker|speculative|additional)-c|--async-scheduling is set"):
         serve_command("some/model", flags, 9)
+
+
+@pytest.mark.parametrize("flag", ["--speculative-config", "--speculative_config", "-sc"])
+def test_a_drafter_of_vllm_drafts_the_spines(flag):
+    given = {"method": "eagle3", "model": "some/head"}
+    command = serve_command("some/model", [flag, json.dumps(given), "--port", "1"], 10, width=4, branches=2)
+    assert value_after(command.argv, "--speculative-config") == {**given, "num_speculative_tokens": 10}
+    assert (
+        value_after(command.argv, "--additional-config")["treedecode"].items()
+        >= {
+            "width": 4,
+            "branches": 2,
+        }.items()
+    )
+    assert "--no-async-scheduling" in command.argv and "--port" in command.argv
+    assert command.argv.count("--speculative-config") == 1
 
 
 def test_show_prints_the_plain_command(capsys):

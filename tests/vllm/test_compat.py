@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from treedecode.cost import CostCurve
 from treedecode.vllm import compat
 from treedecode.vllm.config import PROPOSER
 
@@ -37,6 +38,7 @@ def config(**changes):
             is_encoder_decoder=False,
             runner_type="generate",
             use_fp64_gumbel=False,
+            is_multimodal_model=False,
         ),
         "cache_config": SimpleNamespace(kv_sharing_fast_prefill=False, cache_dtype="auto"),
         "kv_transfer_config": None,
@@ -85,7 +87,9 @@ def test_a_supported_configuration_passes():
         ("reasoning_config", object(), "thinking budgets", "--reasoning-config"),
         ("speculative_config__rejection_sample_method", "synthetic", "synthetic", "rejection_sample_method"),
         ("speculative_config__num_speculative_tokens", 200, "budget must be at most 128", "200"),
-        ("speculative_config__method", "ngram", "--speculative-config", "custom_class"),
+        ("speculative_config__method", "ngram", "method 'ngram'", "--drafter prompt-lookup"),
+        ("speculative_config__method", "dspark", "method 'dspark'", "use method eagle3 or mtp"),
+        ("speculative_config__model", "a.b", "--speculative-config", "custom_class"),
         ("speculative_config", None, "--speculative-config", "custom_class"),
         ("additional_config", {"treedecode": {"drafter": "none"}}, "drafter must be one of", "none"),
     ],
@@ -94,6 +98,93 @@ def test_refusals_name_the_flag_that_fixes_them(change, value, what, fix):
     with pytest.raises(ValueError, match=r"trees|budget|drafter|--worker-cls") as refusal:
         compat.check_config(config(**{change: value}))
     assert what in str(refusal.value) and fix in str(refusal.value)
+
+
+def spine_config(**changes):
+    given = {
+        "method": "draft_model",
+        "model": "some/model",
+        "num_speculative_tokens": 8,
+        "rejection_sample_method": "standard",
+        "use_local_argmax_reduction": False,
+        "draft_sample_method": "greedy",
+        "parallel_drafting": False,
+        "disable_padded_drafter_batch": False,
+        "num_speculative_tokens_per_batch_size": None,
+        "draft_model_config": SimpleNamespace(
+            hf_config=SimpleNamespace(architectures=["LlamaForCausalLM"]),
+            hf_text_config=SimpleNamespace(layer_types=["full_attention"] * 2),
+        ),
+    }
+    return config(
+        speculative_config=SimpleNamespace(**{**given, **changes}),
+        scheduler_config=SimpleNamespace(async_scheduling=False, disable_hybrid_kv_cache_manager=False),
+    )
+
+
+def test_a_drafter_of_vllm_passes():
+    compat.check_config(spine_config())
+
+
+def test_a_saved_cost_is_refused_where_no_tree_is_sized(tmp_path):
+    file = tmp_path / "cost.json"
+    file.write_text(CostCurve([1, 8], [1.0, 2.0]).to_json())
+    options = {"treedecode": {"cost": str(file)}}
+    compat.check_config(config(additional_config=options))
+    spines = spine_config()
+    spines.additional_config = options
+    with pytest.raises(ValueError, match="not sized by cost yet: leave out --cost"):
+        compat.check_config(spines)
+
+
+def draft_model_of(architecture="LlamaForCausalLM", layer_types=("full_attention",)):
+    return SimpleNamespace(
+        hf_config=SimpleNamespace(architectures=[architecture]),
+        hf_text_config=SimpleNamespace(layer_types=list(layer_types)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "fix"),
+    [
+        ("use_local_argmax_reduction", True, 'leave "use_local_argmax_reduction" out'),
+        ("draft_sample_method", "probabilistic", 'leave "draft_sample_method" out'),
+        ("parallel_drafting", True, 'leave "parallel_drafting" out'),
+        ("disable_padded_drafter_batch", True, 'leave "disable_padded_drafter_batch" out'),
+        ("num_speculative_tokens_per_batch_size", [(1, 8, 4)], "num_speculative_tokens_per_batch_size"),
+        ("draft_model_config", draft_model_of("Gemma4MTPModel"), "--drafter merged"),
+        ("draft_model_config", draft_model_of("Step3p5MTP"), "--drafter merged"),
+        (
+            "draft_model_config",
+            draft_model_of(layer_types=("sliding_attention", "full_attention")),
+            "--disable-hybrid-kv-cache-manager",
+        ),
+    ],
+)
+def test_settings_under_which_a_drafter_shows_no_candidates_are_refused(change, value, fix):
+    with pytest.raises(ValueError, match="trees do not support") as refusal:
+        compat.check_config(spine_config(**{change: value}))
+    assert fix in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "what"),
+    [
+        ("speculative_config__method", "medusa", "Medusa heads"),
+        ("speculative_config__use_heterogeneous_vocab", True, "vocabulary of its own"),
+        ("model_config__is_multimodal_model", True, "multimodal models"),
+    ],
+)
+def test_branches_that_no_drafter_can_draft_are_refused(change, value, what):
+    checked = spine_config()
+    checked.additional_config = {"treedecode": {"branches": 2}}
+    compat.check_config(checked)
+    owner, _, name = change.partition("__")
+    setattr(getattr(checked, owner), name, value)
+    with pytest.raises(ValueError, match=f"branches must be 1 with .*{what}.*, got 2: leave out --branches"):
+        compat.check_config(checked)
+    checked.additional_config = {}
+    compat.check_config(checked)
 
 
 def test_gpus_are_refused(monkeypatch):

@@ -16,7 +16,7 @@ def test_budget_zero_is_stock_vllm():
 def test_arguments_of_an_engine():
     arguments = engine_args(16, drafter="suffix", max_depth=5)
     assert arguments["speculative_config"]["num_speculative_tokens"] == 16
-    assert TreeOptions.of(arguments["additional_config"]) == TreeOptions("suffix", 5)
+    assert TreeOptions.of(arguments["additional_config"]) == TreeOptions(drafter="suffix", max_depth=5)
     assert TreeOptions.of({}) == TreeOptions()
 
 
@@ -30,11 +30,43 @@ def test_arguments_of_an_engine():
         ({"drafter": 3}, TypeError, "drafter must be a name"),
         ({"max_depth": 0}, ValueError, "max_depth must be at least 1, got 0"),
         ({"cost": 3}, TypeError, "cost must be auto, off or a path, got 3"),
+        ({"width": 0}, ValueError, "width must be at least 1, got 0"),
+        ({"branches": 0}, ValueError, "branches must be at least 1, got 0"),
     ],
 )
 def test_bad_values_are_named(arguments, error, message):
     with pytest.raises(error, match=message):
         engine_args(**arguments)
+
+
+def test_a_drafter_of_vllm_takes_the_place_of_ours():
+    given = {"method": "draft_model", "model": "some/model", "num_speculative_tokens": 9}
+    arguments = engine_args(speculative_config=given, width=2, branches=4)
+    assert arguments["speculative_config"] == given and arguments["async_scheduling"] is False
+    assert TreeOptions.of(arguments["additional_config"]) == TreeOptions(width=2, branches=4)
+    assert engine_args(0, speculative_config=given) == {}
+
+
+@pytest.mark.parametrize(("method", "drafter"), [("ngram", "prompt-lookup"), ("suffix", "suffix")])
+def test_methods_that_match_text_run_as_our_drafters(method, drafter):
+    arguments = engine_args(speculative_config={"method": method, "num_speculative_tokens": 7})
+    assert arguments == engine_args(7, drafter=drafter)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"model": "some/model"}, '"method" of --speculative-config must be one of draft_model, .* got None'),
+        ({"method": "eagle4"}, "must be one of draft_model, eagle, .* got 'eagle4'"),
+        ({"method": "dflash"}, "do not support the speculative method 'dflash': .* use method eagle3"),
+        ({"method": "ngram_gpu"}, "--drafter prompt-lookup"),
+        ({"method": "ngram", "prompt_lookup_max": 4}, "leave prompt_lookup_max out"),
+        ({"method": "mtp", "num_speculative_tokens": 129}, "budget must be at most 128"),
+    ],
+)
+def test_bad_speculative_configs_are_named(given, message):
+    with pytest.raises(ValueError, match=message):
+        engine_args(speculative_config=given)
 
 
 @pytest.mark.parametrize("given", [{"treedecode": {"bugdet": 3}}, {"treedecode": "merged"}])
@@ -44,14 +76,14 @@ def test_bad_additional_config_is_named(given):
 
 
 def test_a_drafter_of_ones_own():
-    factory = TreeOptions("treedecode.drafters.merged:MergedDrafter").drafter_factory()
+    factory = TreeOptions(drafter="treedecode.drafters.merged:MergedDrafter").drafter_factory()
     assert factory is MergedDrafter
 
 
 @pytest.mark.parametrize("path", ["no.such.module:make", "treedecode.drafters:missing", "json:JSONDecoder"])
 def test_a_drafter_that_cannot_be_made(path):
     with pytest.raises(ValueError, match="cannot be made"):
-        TreeOptions(path).drafter_factory()
+        TreeOptions(drafter=path).drafter_factory()
 
 
 def test_a_saved_cost(tmp_path):

@@ -71,7 +71,7 @@ def test_requests_that_end_inside_an_accepted_path(llm, reference, counts):
 
 @pytest.mark.parametrize("drafter", ["mixed", "merged"])
 def test_a_seed_gives_the_same_tokens_with_trees_and_without(llm, reference, truth, counts, drafter):
-    with drafting(drafter, truth):
+    with drafting(drafter, truth, most=8):
         answers = run_cases(llm, GROUPS["seeded"])
     assert_same(answers, reference["seeded"])
     assert counts.num_emitted == num_output(answers)
@@ -79,7 +79,7 @@ def test_a_seed_gives_the_same_tokens_with_trees_and_without(llm, reference, tru
 
 @pytest.mark.parametrize("drafter", ["mixed", "recycling"])
 def test_many_concurrent_requests(llm, reference, truth, counts, drafter):
-    with drafting(drafter, truth):
+    with drafting(drafter, truth, most=8):
         answers = run_cases(llm, GROUPS["many"])
     assert_same(answers, reference["many"])
     assert counts.num_emitted == num_output(answers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,3 +28,39 @@ def test_the_launcher_runs_vllms_command():
     command = [sys.executable, "-m", "treedecode.vllm.launch", "--version"]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     assert run.stdout.strip().startswith("0.32.")
+
+
+def test_a_drafters_builder_knows_the_windows_of_all_its_layers(monkeypatch):
+    from vllm.v1.spec_decode import llm_base_proposer
+    from vllm.v1.spec_decode.eagle import EagleProposer
+
+    from treedecode.vllm.fixes import windows_of_a_drafters_layers
+
+    windows = {"draft.0": 512, "draft.1": -1}
+
+    class Builder:
+        requires_block_table_width = False
+
+        def __init__(self, spec, layer_names, *others):
+            self.layer_names = layer_names
+            self.window_size = self._group_sliding_window()
+
+        def _group_sliding_window(self):
+            found = {windows[name] for name in self.layer_names}
+            return found.pop() if len(found) == 1 else -1
+
+    backend = SimpleNamespace(full_cls_name=lambda: "Backend", get_builder_cls=lambda: Builder)
+    layer = SimpleNamespace(get_attn_backend=lambda: backend)
+    monkeypatch.setattr(
+        llm_base_proposer, "get_layers_from_vllm_config", lambda *_: dict.fromkeys(windows, layer)
+    )
+    drafter = object.__new__(EagleProposer)
+    drafter.vllm_config = drafter.device = None
+    drafter._draft_attn_layer_names = set(windows)
+    spec = SimpleNamespace(block_size=32)
+    cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=list(windows), kv_cache_spec=spec)])
+    drafter.initialize_attn_backend(cache)
+    [[builder]] = [group.metadata_builders for group in drafter.draft_attn_groups]
+    assert builder.layer_names == list(windows) and builder.window_size == 512
+    windows_of_a_drafters_layers(drafter.draft_attn_groups)
+    assert builder.window_size == -1

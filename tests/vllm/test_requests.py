@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.vllm.cases import FIRST_TURN, GROUPS, SECOND_TURN, Case
+from tests.vllm.cases import FIRST_TURN, GROUPS, LONG, SECOND_TURN, Case
 from tests.vllm.conftest import runner_of
 from tests.vllm.drafters import drafting
 from tests.vllm.running import Answer, run_cases
@@ -107,6 +107,17 @@ def test_counts_can_be_asked_for_from_outside(llm, counts, truth):
     [told] = llm.collective_rpc("tree_counts")
     assert told["num_emitted"] == counts.num_emitted > 0
     assert told["accepted_by_rank"] == counts.accepted_by_rank and told["rescue_rate"] > 0
+
+
+def test_a_seeded_request_with_a_chunked_prompt(llm):
+    """Stock vLLM 0.32 ends its engine here on a CPU; the draws of prompt chunks must leave no trace, either."""
+    case = Case(LONG, {"temperature": 1.0, "seed": 3, "max_tokens": 12})
+    llm.reset_prefix_cache()
+    with drafting("merged"):
+        [[chunked]] = run_cases(llm, [case])
+        [[cached]] = run_cases(llm, [case])
+    assert chunked.num_cached == 0 and cached.num_cached > len(case.token_ids(llm.get_tokenizer())) - 384
+    assert not chunked.difference(cached)
 
 
 def test_metrics_of_an_engine_of_one_process(llm, counts, truth):

@@ -13,7 +13,7 @@ from treedecode.cli.outcome import bad_input
 from treedecode.cli.output import print_json
 from treedecode.vllm.command import serve_command
 from treedecode.vllm.compat import check_version
-from treedecode.vllm.config import DEFAULT_BUDGET
+from treedecode.vllm.config import DEFAULT_BUDGET, DEFAULT_WIDTH
 
 
 def serve(
@@ -32,12 +32,28 @@ def serve(
             help="What steps cost, by which trees are sized: auto (measured at start-up), off, or a JSON file."
         ),
     ] = "auto",
+    width: Annotated[
+        int, typer.Option(help="With --speculative-config: candidates per position of vLLM's own drafter.")
+    ] = DEFAULT_WIDTH,
+    branches: Annotated[
+        int,
+        typer.Option(help="With --speculative-config: nodes of one depth that are drafted on, in one pass."),
+    ] = 1,
     show: Annotated[bool, typer.Option("--show", help="Print the command instead of running it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --show: as a JSON object.")] = False,
 ) -> None:
     """Serves MODEL with vLLM's OpenAI-compatible server, trees on. Every other flag is passed on to vllm serve."""
     with bad_input():
-        command = serve_command(model, context.args, budget, drafter, max_depth, cost)
+        command = serve_command(
+            model,
+            context.args,
+            budget,
+            drafter=drafter,
+            max_depth=max_depth,
+            cost=cost,
+            width=width,
+            branches=branches,
+        )
         if not show:
             check_version()
     if show:

@@ -129,7 +129,9 @@ class ScreenedHead(Head):
         """Rough logits of ``[N, hidden]``; they are overwritten by the thread's next call."""
         num_rows = len(hidden)
         kept: Tensor | None = getattr(self._kept, "rough", None)
-        if kept is None or len(kept) < num_rows:  # kept: fresh pages for every step would cost more than the product
+        if (
+            kept is None or len(kept) < num_rows
+        ):  # kept: fresh pages for every step would cost more than the product
             kept = self._kept.rough = hidden.new_empty(num_rows, len(self._weight))
         rough = kept[:num_rows]
         scaled = hidden * self._column_scale

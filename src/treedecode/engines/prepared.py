@@ -1,4 +1,4 @@
-"""What transformers' ``generate`` prepared for one row of its batch, as parameters and processors of a request."""
+"""What transformers' ``generate`` prepared for one row of its batch, as what a request of ours needs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 from transformers.generation import logits_process as theirs
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 # A processor as parameters of ours, or None where it asks for more than they can say.
 _Reader = Callable[[Any], dict[str, Any] | None]
@@ -54,6 +55,19 @@ def split(
     after = _take(rest, last[::-1]) if sampled else {}
     rest.reverse()
     return before | ({"temperature": 1.0} | after if sampled else {}), rest
+
+
+def split_criteria(criteria: Sequence[Any]) -> tuple[int | None, frozenset[int], list[Any]]:
+    """Splits stopping criteria into the longest sequence, padding included, the stop tokens, and the rest."""
+    lengths, stop_ids, rest = [], set[int](), []
+    for item in criteria:
+        if type(item) is MaxLengthCriteria:
+            lengths.append(item.max_length)
+        elif type(item) is EosTokenCriteria:
+            stop_ids |= set(item.eos_token_id.tolist())
+        else:
+            rest.append(item)
+    return min(lengths, default=None), frozenset(stop_ids), rest
 
 
 def _take(items: list[Any], known: list[tuple[type, _Reader]]) -> dict[str, Any]:

@@ -6,14 +6,16 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from treedecode.vllm.config import CONFIG_KEY, engine_args
+from treedecode.vllm.config import CONFIG_KEY, DEFAULT_WIDTH, engine_args
 
 # trees run on vLLM's V1 model runner
 ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 _LAUNCHER = "treedecode.vllm.launch"
-_OURS = ("--worker-cls", "--speculative-config", "-sc")
-_ADDITIONAL = "--additional-config"
+_OURS = ("--worker-cls", "--async-scheduling")
+_ADDITIONAL = ("--additional-config",)
+_SPECULATIVE = ("--speculative-config", "-sc")
 
 
 @dataclass(frozen=True)
@@ -41,32 +43,48 @@ def serve_command(
     drafter: str = "merged",
     max_depth: int = 32,
     cost: str = "auto",
+    width: int = DEFAULT_WIDTH,
+    branches: int = 1,
 ) -> ServeCommand:
     """Add what turns trees on to ``vllm serve model flags``; with budget 0 nothing is added.
 
     Args:
         model: a folder or a name of the Hub.
         flags: of ``vllm serve``, passed on as they are. The entry of ``--additional-config`` for treedecode is set,
-            its others are kept.
+            its others are kept; ``--speculative-config`` is read as by ``engine_args``.
         budget: as ``engine_args``.
         drafter: as ``engine_args``.
         max_depth: as ``engine_args``.
         cost: as ``engine_args``.
+        width: as ``engine_args``.
+        branches: as ``engine_args``.
 
     Raises:
         TypeError, ValueError: a value that cannot be meant, or a flag that trees set themselves.
     """
     base = [sys.executable, "-m", _LAUNCHER, "serve", model]
-    arguments = engine_args(budget, drafter, max_depth, cost)
-    if not arguments:
+    options: dict[str, Any] = {
+        "drafter": drafter,
+        "max_depth": max_depth,
+        "cost": cost,
+        "width": width,
+        "branches": branches,
+    }
+    if not engine_args(budget, **options):
         return ServeCommand([*base, *flags], {})
-    names = [flag.split("=")[0].split(".")[0].replace("_", "-") for flag in flags if flag.startswith("-")]
-    if clash := [name for name in names if name in _OURS]:
+    speculative, rest = _take_object(flags, _SPECULATIVE)
+    additional, rest = _take_object(rest, _ADDITIONAL)
+    if additional and CONFIG_KEY in additional:
+        raise ValueError(
+            f"--additional-config must leave {CONFIG_KEY!r} to --budget, --drafter, --max-depth, --cost, "
+            "--width and --branches"
+        )
+    arguments = engine_args(budget, **options, speculative_config=speculative)
+    names = [_name(flag) for flag in rest]
+    if clash := [name for name in names if name in _OURS or name in _SPECULATIVE]:
         raise ValueError(
             f"{clash[0]} is set by treedecode serve: leave it out, or use vllm serve with --budget 0"
         )
-    additional, rest = _take_additional(flags)
-    additional.update(arguments["additional_config"])
     return ServeCommand(
         [
             *base,
@@ -75,19 +93,25 @@ def serve_command(
             arguments["worker_cls"],
             "--speculative-config",
             json.dumps(arguments["speculative_config"]),
-            _ADDITIONAL,
-            json.dumps(additional),
+            *(["--no-async-scheduling"] if arguments.get("async_scheduling") is False else []),
+            "--additional-config",
+            json.dumps({**(additional or {}), **arguments["additional_config"]}),
         ],
         dict(ENVIRONMENT),
     )
 
 
-def _take_additional(flags: Sequence[str]) -> tuple[dict[str, object], list[str]]:
-    """The caller's own ``--additional-config``, and the flags without it."""
+def _name(flag: str) -> str:
+    """The flag that an argument names, as vLLM reads it: without a value, and with hyphens."""
+    return flag.split("=")[0].split(".")[0].replace("_", "-") if flag.startswith("-") else flag
+
+
+def _take_object(flags: Sequence[str], names: Sequence[str]) -> tuple[dict[str, object] | None, list[str]]:
+    """The JSON object that the caller gave for one of ``names`` (None: not given), and the flags without it."""
     rest = list(flags)
     for place, flag in enumerate(rest):
         name, equals, value = flag.partition("=")
-        if name != _ADDITIONAL:
+        if name.replace("_", "-") not in names:
             continue
         if not equals and place + 1 < len(rest):
             value = rest[place + 1]
@@ -97,10 +121,6 @@ def _take_additional(flags: Sequence[str]) -> tuple[dict[str, object], list[str]
         except ValueError:
             given = None
         if not isinstance(given, dict):
-            raise ValueError(f"{_ADDITIONAL} must be a JSON object, got {value!r}")
-        if CONFIG_KEY in given:
-            raise ValueError(
-                f"{_ADDITIONAL} must leave {CONFIG_KEY!r} to --budget, --drafter, --max-depth and --cost"
-            )
+            raise ValueError(f"{names[0]} must be a JSON object, got {value!r}")
         return given, rest
-    return {}, rest
+    return None, rest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,14 @@ from treedecode.drafters import DRAFTERS, make_drafter
 from treedecode.drafters.base import Drafter
 from treedecode.surface import Cost, cost_from_json
 from treedecode.topology import count
+from treedecode.vllm.drafters.methods import check_method, own_drafter
 
 WORKER = "treedecode.vllm.worker.TreeCPUWorker"
 PROPOSER = "treedecode.vllm.proposer.TreeProposer"
 # vLLM's own limit on drafts per request and step.
 MAX_BUDGET = 128
 DEFAULT_BUDGET = 12
+DEFAULT_WIDTH = 3
 # Key in vLLM's additional_config.
 CONFIG_KEY = "treedecode"
 
@@ -32,6 +34,9 @@ class TreeOptions:
         max_depth: deepest drafted node.
         cost: what steps cost, by which trees are sized: ``"auto"`` measures it at start-up, ``"off"`` sizes none, so
             that every tree has up to ``budget`` nodes, and a path reads a ``CostCurve`` or ``CostSurface`` in JSON.
+            Trees of vLLM's own drafters are not sized yet: ``"auto"`` is ``"off"`` for them.
+        width: candidates after every node that one of vLLM's own drafters drafts on; 1 is a chain.
+        branches: nodes of one depth that one of vLLM's own drafters drafts on, in one pass; 1 is a spine with leaves.
 
     Raises:
         TypeError, ValueError: a value that cannot be meant.
@@ -40,6 +45,8 @@ class TreeOptions:
     drafter: str = "merged"
     max_depth: int = 32
     cost: str = "auto"
+    width: int = DEFAULT_WIDTH
+    branches: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafter, str):
@@ -54,6 +61,8 @@ class TreeOptions:
             raise TypeError(
                 f"cost must be auto, off or a path, got {self.cost!r} ({type(self.cost).__name__})"
             )
+        count(self.width, "width", minimum=1)
+        count(self.branches, "branches", minimum=1)
 
     @classmethod
     def of(cls, additional_config: object) -> TreeOptions:
@@ -118,7 +127,13 @@ def check_budget(budget: int) -> int:
 
 
 def engine_args(
-    budget: int = DEFAULT_BUDGET, drafter: str = "merged", max_depth: int = 32, cost: str = "auto"
+    budget: int = DEFAULT_BUDGET,
+    drafter: str = "merged",
+    max_depth: int = 32,
+    cost: str = "auto",
+    width: int = DEFAULT_WIDTH,
+    branches: int = 1,
+    speculative_config: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Arguments that turn trees on in vLLM: ``LLM(model, **engine_args())``.
 
@@ -127,19 +142,28 @@ def engine_args(
         drafter: as ``TreeOptions``.
         max_depth: as ``TreeOptions``.
         cost: as ``TreeOptions``.
+        width: as ``TreeOptions``.
+        branches: as ``TreeOptions``.
+        speculative_config: vLLM's, with the method and model of a drafter of vLLM's to draft the trees' spines in place
+            of ``drafter``. Its ``num_speculative_tokens``, if given, counts drafted nodes and takes the place of
+            ``budget``. Methods ``ngram`` and ``suffix`` stand for treedecode's own drafters.
 
     Raises:
         TypeError, ValueError: a value that cannot be meant.
     """
-    options = TreeOptions(drafter, max_depth, cost)
+    options = TreeOptions(drafter=drafter, max_depth=max_depth, cost=cost, width=width, branches=branches)
     if check_budget(budget) == 0:
         return {}
-    return {
-        "worker_cls": WORKER,
-        "speculative_config": {
-            "method": "custom_class",
-            "model": PROPOSER,
-            "num_speculative_tokens": budget,
-        },
-        "additional_config": {CONFIG_KEY: asdict(options)},
-    }
+    given = {"num_speculative_tokens": budget, **(speculative_config or {})}
+    check_budget(given["num_speculative_tokens"])
+    matcher = own_drafter(speculative_config) if speculative_config else None
+    if speculative_config is not None and matcher is None:
+        check_method(given.get("method"))
+        # vLLM turns it on by itself for these methods
+        chosen: dict[str, Any] = {"speculative_config": given, "async_scheduling": False}
+    else:
+        options = replace(options, drafter=matcher) if matcher else options
+        nodes = given["num_speculative_tokens"]
+        own = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": nodes}
+        chosen = {"speculative_config": own}
+    return {"worker_cls": WORKER, **chosen, "additional_config": {CONFIG_KEY: asdict(options)}}

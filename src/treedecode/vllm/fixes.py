@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -24,3 +25,18 @@ def name_of_the_cpu_build() -> None:
             )
 
         importlib.metadata.version = version
+
+
+def windows_of_a_drafters_layers(groups: Iterable[Any]) -> None:
+    """Let the metadata builders of a drafter know the sliding windows of all its layers.
+
+    vLLM 0.32 creates a builder when its group has one layer and adds the others afterwards. Where the first layer has a
+    window and another has none, the latter loses all keys before that window as soon as the CPU op splits the keys of a
+    long request between threads: drafts get worse. Remove when vLLM creates the builders of complete groups.
+
+    Args:
+        groups: the drafter's attention groups; their builders are changed.
+    """
+    for group in groups:
+        for builder in group.metadata_builders:
+            builder.window_size = builder._group_sliding_window()

@@ -51,12 +51,14 @@ class RequestLimits:
         max_depth: tokens that can still be emitted after the next one; 0 asks for no draft, and less means that the
             request has ended.
         chain: a grammar walks the drafts one after the other, so they must be a chain.
+        last_token: the root of the tree; -1 if it has not reached the host yet.
     """
 
     request_id: str
     prompt_len: int
     max_depth: int
     chain: bool
+    last_token: int = -1
 
 
 class TreeProposer:
@@ -65,6 +67,8 @@ class TreeProposer:
     Args:
         vllm_config: of the engine; the options are in its ``additional_config``.
     """
+
+    reads_target = False
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         speculative = vllm_config.speculative_config

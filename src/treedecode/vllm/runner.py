@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from vllm.logger import init_logger
 
@@ -18,12 +17,15 @@ from treedecode.engines.candidates import top_candidates
 from treedecode.guard import ModeChange
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
+from treedecode.vllm.config import TreeOptions
 from treedecode.vllm.counts import TreeCounts
+from treedecode.vllm.drafters.grow import grow_trees
+from treedecode.vllm.drafters.source import TreeSource
 from treedecode.vllm.ends import RequestEnds
 from treedecode.vllm.launch import METRICS_FOLDER
 from treedecode.vllm.measure import agreed
 from treedecode.vllm.metrics import TreeMetrics
-from treedecode.vllm.proposer import RequestLimits, TreeProposer
+from treedecode.vllm.proposer import RequestLimits
 from treedecode.vllm.sampling import RequestRows, expand_metadata
 from treedecode.vllm.step import StepTrees, TreeRows
 from treedecode.vllm.walk import walk_rows, walked_output
@@ -39,7 +41,7 @@ logger = init_logger(f"vllm.{__name__}")
 
 
 class TreeRunnerMixin(_Base):
-    """To stand before a V1 runner in a class's bases; ``start_trees`` must be called once.
+    """To stand before a V1 runner in a class's bases; ``start_trees`` must be called once, before models are loaded.
 
     A step goes: ``_prepare_inputs`` recognises the trees among the scheduled drafts and sets positions by depth,
     ``_build_attention_metadata`` hands the trees to the attention, ``_sample`` walks and moves the accepted K/V, and
@@ -51,6 +53,8 @@ class TreeRunnerMixin(_Base):
         self._drafted: list[DraftTree] = []
         self._first_rows: list[int] = []
         self._step: StepTrees | None = None
+        self._moves: tuple[StepTrees, list[Acceptance]] | None = None
+        grow_trees(self.drafter, TreeOptions.of(self.vllm_config.additional_config))
         self._ends = RequestEnds(self.model_config)
         self._walked: dict[str, tuple[DraftTree, Acceptance]] = {}
         self._num_rows = 0
@@ -58,8 +62,13 @@ class TreeRunnerMixin(_Base):
         self._metrics: TreeMetrics | None = None
         self.reset_counts()
 
+    @property
+    def can_plan(self) -> bool:
+        """Whether trees can be sized by cost: those of vLLM's own drafters cannot yet."""
+        return not self._proposer.reads_target
+
     def plan_by(self, cost: Cost) -> None:
-        """Size trees by what steps cost from now on."""
+        """Size trees by what steps cost from now on, where ``can_plan``."""
         self._proposer.planner = BatchPlanner(cost, self.max_num_tokens, told=_log_mode)
 
     def start_metrics(self) -> None:
@@ -76,7 +85,7 @@ class TreeRunnerMixin(_Base):
         return self.counts
 
     @property
-    def _proposer(self) -> TreeProposer:
+    def _proposer(self) -> TreeSource:
         drafter: Any = self.drafter
         return drafter
 
@@ -101,13 +110,17 @@ class TreeRunnerMixin(_Base):
             if not tree.shape.is_chain
         ]
         self._step = StepTrees.of(trees, num_rows) if trees else None
+        self._moves = None  # of a step after which nothing was drafted
         if self._step is not None:
             # Slots were counted from the stock positions and stay in node order.
             shift = self._step.position_shift()
-            self.positions[self._step.rows] += shift
-            if self.uses_mrope:
-                self.mrope_positions.gpu[:, self._step.rows] += shift
+            self._shift_positions(self._step, shift)
         return inputs
+
+    def _shift_positions(self, step: StepTrees, shift: Tensor) -> None:
+        self.positions[step.rows] += shift
+        if self.uses_mrope:
+            self.mrope_positions.gpu[:, step.rows] += shift
 
     def _read_drafts(self, scheduled: dict[str, list[int]]) -> None:
         """Recognise each request's tree in the tokens that were scheduled, which may be a prefix of those proposed."""
@@ -152,8 +165,10 @@ class TreeRunnerMixin(_Base):
     def _sample(self, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
         if logits is None:
             return super()._sample(logits, spec_decode_metadata)
-        # before the sampler, which changes the logits in place; while nothing is drafted, nobody looks at them
-        top = top_candidates(logits, min(NUM_CANDIDATES, logits.shape[1])) if self._proposer.drafts else None
+        # before the sampler, which changes the logits in place; while nothing is drafted, nobody looks at them, and a
+        # drafter with a model never does
+        wanted = self._proposer.drafts and not self._proposer.reads_target
+        top = top_candidates(logits, min(NUM_CANDIDATES, logits.shape[1])) if wanted else None
         if spec_decode_metadata is None:
             output = super()._sample(logits, spec_decode_metadata)
             walks = self._end_walks(output.sampled_token_ids[:, 0].tolist())
@@ -168,9 +183,11 @@ class TreeRunnerMixin(_Base):
             output = self.sampler(logits=logits, sampling_metadata=metadata)
             walks = self._end_walks(output.sampled_token_ids[:, 0].tolist())
             for request, walk in enumerate(walks):
-                draws.set_emitted(request, len(walk.token_ids))
+                thrown_away = self.discard_request_mask.np[request]
+                draws.set_emitted(request, 0 if thrown_away else len(walk.token_ids))
             if self._step is not None:
                 self.counts.num_moved_bytes += commit_step(self._step, walks)
+                self._moves = self._step, walks
                 self._step = None
             output = walked_output(output, self._drafted, walks)
         if top is not None:
@@ -188,6 +205,27 @@ class TreeRunnerMixin(_Base):
                 self._walked[request_id] = self._drafted[request], walks[request]
         self.counts.add_step(list(self._walked.values()))
         return walks
+
+    def _stand_in_path_order(self, target_rows: list[Tensor]) -> None:
+        """Make the step's rows those of the accepted paths, as if chains had been verified: a drafter reads them so."""
+        if self._moves is None:
+            return
+        step, walks = self._moves
+        self._shift_positions(step, -step.position_shift())
+        source, target = (step.rows[places] for places in step.accepted_moves(walks))
+        for rows in (self.input_ids.gpu, *target_rows):
+            rows[target] = rows[source]
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        # The stock method takes back the draw of requests that are still in their prompt, which ends vLLM 0.32's engine
+        # on a CPU: its generators have no offset. Here those draws were never made. Remove when the stock method can.
+        generators = self.input_batch.generators
+        discarded = np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs]).tolist()
+        hidden = {request: generators.pop(request) for request in discarded if request in generators}
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            generators.update(hidden)
 
     def _record_step(self) -> None:
         """Tell the planner what the step took, if all of it was decoding."""
@@ -211,7 +249,44 @@ class TreeRunnerMixin(_Base):
             first = end
         self._proposer.observe(rows)
 
-    def propose_draft_token_ids(self, *args: Any, **kwargs: Any) -> Any:
+    def propose_draft_token_ids(
+        self,
+        scheduler_output: Any,
+        sampled_token_ids: Any,
+        sampling_metadata: Any,
+        hidden_states: Tensor,
+        sample_hidden_states: Tensor,
+        aux_hidden_states: list[Tensor] | None,
+        spec_decode_metadata: Any,
+        common_attn_metadata: Any,
+        slot_mappings: Any,
+    ) -> Any:
+        if self._proposer.reads_target:
+            self._stand_in_path_order([hidden_states, *(aux_hidden_states or ())])
+            if spec_decode_metadata is not None:
+                sample_hidden_states = hidden_states[spec_decode_metadata.logits_indices]
+        self._moves = None
+        limits = self._request_limits(sampled_token_ids)
+        self._record_step()
+        began = time.perf_counter()
+        self._proposer.prepare(limits)
+        drafts = super().propose_draft_token_ids(
+            scheduler_output,
+            sampled_token_ids,
+            sampling_metadata,
+            hidden_states,
+            sample_hidden_states,
+            aux_hidden_states,
+            spec_decode_metadata,
+            common_attn_metadata,
+            slot_mappings,
+        )
+        self._draft_ms = 1e3 * (time.perf_counter() - began)
+        if self._metrics is not None:
+            self._metrics.record(self.counts)
+        return drafts
+
+    def _request_limits(self, sampled: Any) -> list[RequestLimits]:
         limits = []
         for request, request_id in enumerate(self.input_batch.req_ids):
             params = self._params(request_id)
@@ -220,21 +295,17 @@ class TreeRunnerMixin(_Base):
             room = self.max_model_len - num_tokens
             if params.max_tokens is not None:
                 room = min(room, prompt_len + params.max_tokens - num_tokens)
+            last = sampled[request][-1] if isinstance(sampled, list) and sampled[request] else -1
             if self._ends.has_ended(request_id):
                 room = 0
             limits.append(
-                RequestLimits(request_id, prompt_len, room - 1, chain=params.structured_outputs is not None)
+                RequestLimits(request_id, prompt_len, room - 1, params.structured_outputs is not None, last)
             )
-        self._record_step()
-        began = time.perf_counter()
-        self._proposer.prepare(limits)
-        drafts = super().propose_draft_token_ids(*args, **kwargs)
-        self._draft_ms = 1e3 * (time.perf_counter() - began)
-        if self._metrics is not None:
-            self._metrics.record(self.counts)
-        return drafts
+        return limits
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
+        if self._proposer.reads_target:
+            return super()._input_fits_in_drafter(common_attn_metadata)
         # The stock rule stops drafting for the whole batch as soon as one request is within a budget of its end; these
         # drafters have no model with a limit of its own, and each request's room is in its limits.
         return common_attn_metadata is not None
@@ -248,16 +319,10 @@ def commit_step(step: StepTrees, walks: list[Acceptance]) -> int:
     Returns:
         How many bytes were moved.
     """
-    sources, slots, offset = [], [], 0
-    for rows in step.trees:
-        for place, node in enumerate(walks[rows.request].path):
-            if node != place:
-                sources.append(offset + node)
-                slots.append(rows.first_row + place)
-        offset += rows.tree.num_nodes
-    if not sources:
+    source, target = step.accepted_moves(walks)
+    if not len(source):
         return 0
-    source, slot = torch.tensor(sources), torch.tensor(slots)
+    slot = step.rows[target]
     num_bytes = 0
     for stash in step.stash.values():
         key, value = stash.key[source], stash.value[source]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treedecode.accept import Acceptance
 from treedecode.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -73,6 +74,24 @@ class StepTrees:
         """What to add to the positions of ``rows``, which vLLM counted one by one: depth instead of node number."""
         shifts = [tree.tree.depths.astype(np.int64) - np.arange(tree.tree.num_nodes) for tree in self.trees]
         return torch.from_numpy(np.concatenate(shifts))
+
+    def accepted_moves(self, walks: Sequence[Acceptance]) -> tuple[Tensor, Tensor]:
+        """Where accepted nodes stand and where they belong, behind their root in path order.
+
+        Args:
+            walks: one per request of the batch.
+
+        Returns:
+            Sources and targets, int64, as places in ``rows``; nodes that stand right are left out.
+        """
+        sources, targets, offset = [], [], 0
+        for tree in self.trees:
+            for place, node in enumerate(walks[tree.request].path):
+                if node != place:
+                    sources.append(offset + node)
+                    targets.append(offset + place)
+            offset += tree.tree.num_nodes
+        return torch.tensor(sources, dtype=torch.int64), torch.tensor(targets, dtype=torch.int64)
 
     def linear_metadata(self, common: CommonAttentionMetadata) -> CommonAttentionMetadata | None:
         """``common`` without the tree rows; None if nothing is left.

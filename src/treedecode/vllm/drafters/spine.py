@@ -1,0 +1,132 @@
+"""From the best candidates after every spine position to leaf-sibling trees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from treedecode.batch_budget import BatchPlanner
+from treedecode.drafters.base import VerifiedRows
+from treedecode.engines.candidates import top_candidates
+from treedecode.tree import DraftTree
+from treedecode.vllm.config import TreeOptions
+from treedecode.vllm.counts import TreeCounts
+from treedecode.vllm.proposer import RequestLimits, best_chain
+
+
+class SpineTrees:
+    """The tree source of a vLLM proposer: to stand before it in a class's bases; ``start_trees`` must be called once.
+
+    While the proposer drafts its chain, ``keep`` is shown the logits of every position; ``grow`` makes the trees.
+    """
+
+    reads_target = True
+    # every tree is as large as the budget allows: no planner cuts them yet, though their scores are log reach
+    planner: BatchPlanner | None = None
+    drafts = True
+
+    def start_trees(self, options: TreeOptions) -> None:
+        """Set up what is kept between calls."""
+        self._options = options
+        self._limits: Sequence[RequestLimits] = ()
+        self._levels: list[tuple[Tensor, Tensor]] = []
+        self.proposed: dict[str, DraftTree] = {}
+        self.counts = TreeCounts()
+
+    def prepare(self, limits: Sequence[RequestLimits]) -> None:
+        """As ``TreeSource``."""
+        self._limits = limits
+
+    def observe(self, rows: Mapping[str, VerifiedRows]) -> None:
+        """As ``TreeSource``: a model reads the target itself."""
+
+    def forget(self, request_id: str) -> None:
+        """As ``TreeSource``."""
+        self.proposed.pop(request_id, None)
+
+    def spine_depth(self, budget: int) -> int:
+        """Positions of a spine whose tree has up to ``budget`` drafted nodes."""
+        return min(self._options.max_depth, math.ceil(budget / self._options.width))
+
+    def keep(self, logits: Tensor) -> Tensor:
+        """Note the best candidates of the next position.
+
+        Args:
+            logits: ``[B, vocab]``, any float dtype. Not modified.
+
+        Returns:
+            Their ids, int64 ``[B, width]``, best first; a caller with a vocabulary of its own may map them in place.
+        """
+        values, ids = top_candidates(logits, min(self._options.width, logits.shape[1]))
+        self._levels.append((ids, values.float() - logits.logsumexp(-1, keepdim=True).float()))
+        return ids
+
+    def grow(self, root_ids: Sequence[int], budget: int) -> list[list[int]]:
+        """Make ``proposed`` of what was kept since the last call.
+
+        Args:
+            root_ids: every request's last token.
+            budget: most drafted nodes per tree.
+
+        Returns:
+            The drafted tokens of every request, in node order.
+        """
+        levels, self._levels = self._levels, []
+        if not levels:
+            self.proposed.clear()
+            return [[] for _ in root_ids]
+        ids = torch.stack([level for level, _ in levels], dim=1).tolist()
+        scores = torch.stack([level for _, level in levels], dim=1).tolist()
+        return self.offer(map(leaf_siblings, root_ids, ids, scores), budget)
+
+    def offer(self, trees: Iterable[DraftTree], budget: int) -> list[list[int]]:
+        """Make these trees ``proposed``, as far as every request's limits and the budget allow.
+
+        Args:
+            trees: one per request.
+            budget: most drafted nodes per tree.
+
+        Returns:
+            The drafted tokens of every request, in node order.
+        """
+        self.proposed.clear()
+        drafts = []
+        for limits, whole in zip(self._limits, trees, strict=True):
+            tree = whole.prefix(budget).within_depth(max(0, limits.max_depth))
+            if limits.chain:
+                tree = best_chain(tree)
+            if tree.num_drafted:
+                self.proposed[limits.request_id] = tree
+            self.counts.num_drafted += tree.num_drafted
+            drafts.append(list(tree.token_tuple[1:]))
+        return drafts
+
+
+def leaf_siblings(root: int, ids: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> DraftTree:
+    """The tree whose spine is the first candidate of every position, with the others as leaves, position by position.
+
+    Args:
+        root: the last token.
+        ids: candidates by position, best first, none twice in a position.
+        scores: their log probabilities; minus infinity, for what the drafter cannot say, leaves a candidate out.
+
+    Returns:
+        The tree; scores are log reach.
+    """
+    parents, tokens, reach = [-1], [root], [0.0]
+    spine = 0
+    for candidates, log_probs in zip(ids, scores, strict=True):
+        first = len(tokens)
+        for token, log_prob in zip(candidates, log_probs, strict=True):
+            if log_prob == -math.inf:
+                break
+            parents.append(spine)
+            tokens.append(token)
+            reach.append(reach[spine] + log_prob)
+        if len(tokens) == first:
+            break
+        spine = first
+    return DraftTree.trusted(parents, tokens, reach)
