@@ -126,7 +126,7 @@ def test_missing_packages(findings, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", version)
     found = findings(code=1)
     assert found["torch"]["detail"] == "not installed: pip install torch"
-    assert "treedecode[vllm]" in found["vllm"]["detail"]
+    assert "pip install 'vllm>=" in found["vllm"]["detail"]
     assert not found["triton"]["works"]
     assert "CPU" not in found
 
