@@ -138,6 +138,13 @@ def test_the_curve_is_the_step_cost(
         (lambda: Roofline.of("h100").step_ms(0, 8e9), ValueError, "num_rows must be at least 1"),
         (lambda: Roofline.of("h100").step_ms(1, 0), ValueError, "num_params must be positive"),
         (lambda: Roofline.of("h100").step_ms(1, 8e9, -1), ValueError, "cache_bytes must be positive"),
+        (lambda: Roofline.of(None), TypeError, "hardware must be one of a100, .*, got None"),
+        (lambda: Roofline(1e300, 1e-300), ValueError, "the ridge.* must be positive and finite, got inf"),
+        (
+            lambda: Roofline(1e12, 1e12).step_ms(1, 1e308),
+            ValueError,
+            "milliseconds of a step must be .*, got inf",
+        ),
     ],
 )
 def test_bad_input(make, error: type[Exception], message: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from treedecode.trace import SCHEMA_VERSION, StepRecord, TraceWriter, read_trace
@@ -110,6 +112,26 @@ def test_damaged_files_are_refused(tmp_path, content, message):
 def test_records_that_disagree_with_themselves_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         record(**changes)
+
+
+def test_the_file_is_replaced_by_the_header(tmp_path):
+    path = tmp_path / "t"
+    path.write_text("old")
+    with TraceWriter(path) as trace:
+        with pytest.raises(TypeError):
+            trace.header({"model": object()})
+        assert path.read_text() == "old"
+        trace.header({"budget": np.int64(3), "ratio": np.float32(0.5)})
+    assert read_trace(path).header == {"schema_version": SCHEMA_VERSION, "budget": 3, "ratio": 0.5}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_named():
+    with (
+        TraceWriter("/dev/full") as trace,
+        pytest.raises(OSError, match="No space left on device: '/dev/full'"),
+    ):
+        trace.header({})
 
 
 def test_one_header_and_first(tmp_path):

@@ -28,7 +28,7 @@ class Roofline:
 
     Raises:
         TypeError: a rate is not a number.
-        ValueError: a rate is not positive and finite.
+        ValueError: a rate or the ridge is not positive and finite.
     """
 
     flops_per_s: float
@@ -40,14 +40,18 @@ class Roofline:
     def __post_init__(self) -> None:
         for field in ("flops_per_s", "bytes_per_s", "weight_bytes"):
             object.__setattr__(self, field, _amount(getattr(self, field), field))
+        _amount(self.ridge_tokens, "the ridge, flops_per_s * weight_bytes / (2 * bytes_per_s),")
 
     @classmethod
     def of(cls, name: str, weight_bytes: float = 2.0) -> Roofline:
         """The bfloat16 roofline of a GPU by name; case, spaces and punctuation do not matter.
 
         Raises:
+            TypeError: the name is no text.
             ValueError: the GPU is not known; the message lists those that are.
         """
+        if not isinstance(name, str):
+            raise TypeError(f"hardware must be one of {', '.join(cls.known())}, got {name!r}")
         wanted = re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("nvidia").removeprefix("amd")
         wanted = wanted.removeprefix("geforce").removeprefix("instinct")
         for gpu in _GPUS:
@@ -92,13 +96,13 @@ class Roofline:
             cache_bytes: bytes of K/V cache that the pass reads: batch x context x bytes per token.
 
         Raises:
-            TypeError, ValueError: a count below 1 or an amount that is not positive and finite.
+            TypeError, ValueError: a count below 1, or an amount or the time that is not positive and finite.
         """
         rows = topology.count(num_rows, "num_rows", minimum=1)
         params = _amount(num_params, "num_params")
         cached = _amount(cache_bytes, "cache_bytes") if cache_bytes else 0.0
         memory_s = (params * self.weight_bytes + cached) / self.bytes_per_s
-        return 1e3 * max(memory_s, 2.0 * params * rows / self.flops_per_s)
+        return _amount(1e3 * max(memory_s, 2.0 * params * rows / self.flops_per_s), "milliseconds of a step")
 
     def cost_curve(self, num_params: float, cache_bytes: float = 0.0) -> CostCurve:
         """``step_ms`` as a curve, equal to it at every number of rows; arguments as there."""

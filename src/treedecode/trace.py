@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 SCHEMA_VERSION = 1
 _DIGITS = 6  # of logprobs, scores and milliseconds: far below the rounding of float32 logits
@@ -81,45 +83,56 @@ class TraceWriter:
     """Writes one generation to a file; every line is complete on disk as soon as it is written.
 
     Args:
-        path: The file; one that exists is replaced.
-
-    Raises:
-        OSError: The file cannot be written.
+        path: The file; one that exists is replaced by the header, not before.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115  (closed by close)
+        self._path = Path(path)
+        self._file: TextIO | None = None
         self._has_header = False
 
     def header(self, about: dict[str, Any]) -> None:
         """Writes the first line.
 
         Raises:
+            OSError: The file cannot be written.
             ValueError: There is a header already: a file holds one generation.
         """
         if self._has_header:
             raise ValueError("a trace file holds one generation: give every prompt a TraceWriter of its own")
+        line = _line({"type": "header", "schema_version": SCHEMA_VERSION, **about})
+        self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115  (closed by close)
         self._has_header = True
-        self._write({"type": "header", "schema_version": SCHEMA_VERSION, **about})
+        self._write(self._file, line)
 
     def step(self, record: StepRecord) -> None:
         """Writes one step.
 
         Raises:
-            ValueError: There is no header yet.
+            OSError: The file cannot be written.
+            ValueError: There is no header yet, or the writer is closed.
         """
-        if not self._has_header:
-            raise ValueError("a trace starts with a header: call header before step")
-        self._write({"type": "step"} | {field.name: getattr(record, field.name) for field in fields(record)})
+        if self._file is None:
+            raise ValueError(
+                "a trace starts with a header: call header before step, and close after the last"
+            )
+        columns = {field.name: getattr(record, field.name) for field in fields(record)}
+        self._write(self._file, _line({"type": "step"} | columns))
 
     def close(self) -> None:
         """Closes the file; twice is fine."""
-        self._file.close()
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
 
-    def _write(self, line: dict[str, Any]) -> None:
-        text = json.dumps(_rounded(line), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        self._file.write(text + "\n")
-        self._file.flush()
+    def _write(self, file: TextIO, line: str) -> None:
+        try:
+            file.write(line)
+            file.flush()
+        except OSError as error:
+            with suppress(OSError):  # closing writes what is left, in vain
+                self.close()
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def __enter__(self) -> TraceWriter:
         return self
@@ -172,10 +185,19 @@ def _parse(path: str | Path, number: int, line: str) -> dict[str, Any]:
     return parsed
 
 
+def _line(content: dict[str, Any]) -> str:
+    return json.dumps(_rounded(content), ensure_ascii=False, separators=(",", ":"), allow_nan=False) + "\n"
+
+
 def _rounded(value: Any) -> Any:
-    """Floats rounded, and those that JSON has no word for as None."""
-    if isinstance(value, float):
-        return round(value, _DIGITS) if math.isfinite(value) else None
+    """Floats rounded, those that JSON has no word for as None, and numbers of other libraries as Python's own."""
+    if isinstance(value, bool | int | str | None):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        number = float(value)
+        return round(number, _DIGITS) if math.isfinite(number) else None
     if isinstance(value, list | tuple):
         return [_rounded(item) for item in value]
     if isinstance(value, dict):

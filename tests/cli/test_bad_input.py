@@ -57,6 +57,7 @@ def refused(run):
         (["--seed", "-1"], ["seed", "-1"]),
         (["--drafter", "oracle"], ["oracle", "merged", "recycling", "suffix", "prompt-lookup"]),
         (["--compare", "--budget", "0"], ["--compare", "above 0"]),
+        (["--stop", ""], ["stop", "non-empty"]),
         (["--no-such-option"], ["--no-such-option"]),
         (["--model"], ["--model"]),
         (["second"], ["second"]),
@@ -82,6 +83,7 @@ def test_options_are_checked_before_anything_is_loaded(refused, monkeypatch, arg
         (["--file", "/no/such/file"], None, ["/no/such/file", "No such file"]),
         (["--file", "/"], None, ["cannot read the prompt", "directory"]),
         ([], b"caf\xe9", ["standard input", "UTF-8"]),
+        (["caf\udce9"], None, ["the argument", "UTF-8", "0xe9"]),
     ],
 )
 def test_prompts(refused, args, stdin, words):
@@ -107,6 +109,7 @@ def test_prompt_files_are_utf8(refused, tmp_path):
     [
         ("/no/such/folder", ["no such folder: /no/such/folder"]),
         ("./nowhere", ["no such folder"]),
+        ("~nobody-of-this-name", ["no such folder: ~nobody-of-this-name"]),
         ("no-such/model", ["no-such/model", "Hub"]),
         ("two words", ["two words", "Hub id"]),
         ("", ["Hub id"]),
@@ -149,7 +152,8 @@ def test_broken_tokenizers(refused, broken, content):
         (["--dtype", "int8"], ["dtype", "int8"]),
         (["--dtype", "float99"], ["dtype", "float99"]),
         (["--revision", "main"], ["revision", "Hub id"]),
-        (["--stop", ""], ["stop", "non-empty"]),
+        (["--device", "meta"], ["device", "meta"]),
+        (["--dtype", "float8_e4m3fn"], ["dtype", "float8_e4m3fn"]),
         (["--calibration", "/no/such/file"], ["calibration", "/no/such/file", "No such file"]),
         (["--trace", "/no/such/folder/trace"], ["/no/such/folder/trace"]),
         (["--trace", "/"], ["/"]),
@@ -158,6 +162,25 @@ def test_broken_tokenizers(refused, broken, content):
 def test_what_only_loading_shows(refused, tiny, args, words):
     line = refused("generate", "--model", tiny, "text", *args)
     assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize("flag", ["--file", "--calibration"])
+def test_inputs_are_not_overwritten(refused, tiny, tmp_path, flag):
+    path = tmp_path / "input"
+    path.write_text("the tree")
+    prompt = [] if flag == "--file" else ["text"]
+    line = refused("generate", "--model", tiny, *prompt, flag, path, "--trace", tmp_path / "." / "input")
+    assert f"--trace would overwrite the file of {flag}" in line
+    assert path.read_text() == "the tree"
+
+
+@pytest.mark.parametrize("args", [["--stop", ""], ["--device", "abacus"], ["ab " * 300]])
+def test_what_is_refused_replaces_no_trace(refused, tiny, tmp_path, args):
+    path = tmp_path / "old.jsonl"
+    path.write_text("old")
+    prompt = [] if len(args) == 1 else ["text"]
+    refused("generate", "--model", tiny, "--trace", path, *prompt, *args)
+    assert path.read_text() == "old"
 
 
 def test_prompts_longer_than_the_model_allows(refused, tiny):

@@ -43,8 +43,14 @@ def test_the_prompt_may_come_from_anywhere(generate, tmp_path):
 
 
 def test_only_one_line_break_is_dropped(generate):
-    prompt = json.loads(generate("--json", stdin=b"the\n\n").out)["prompt"]
-    assert prompt == "the\n"
+    for given in (b"the\n\n", b"the\n\r\n"):
+        assert json.loads(generate("--json", stdin=given).out)["prompt"] == "the\n"
+
+
+def test_line_breaks_of_windows_are_one_line_break(generate, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(b"the\r\n")
+    assert json.loads(generate("--json", "--file", file).out)["prompt"] == "the"
 
 
 def test_json(generate):

@@ -369,6 +369,14 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"drafter": "psychic"}, ValueError, "drafter must be one of merged, .*, got 'psychic'"),
     ({"drafter": 3}, TypeError, "a drafter must have name, begin"),
     ({"drafter": None}, TypeError, "a drafter must have name, begin.*, got NoneType"),
+    ({"drafter": "psychic", "budget": 0}, ValueError, "drafter must be one of merged, .*, got 'psychic'"),
+    ({"budget": np.array([3, 4])}, TypeError, r"budget must be an integer, got \[3, 4\]"),
+    ({"eos_token_id": b"ab"}, TypeError, "eos_token_id must be one or more integers, got b'ab'"),
+    ({"eos_token_id": np.array([1.0, 2.0])}, TypeError, "eos_token_id must be an integer, got 1.0"),
+    ({"bad_words_ids": [b"ab"]}, TypeError, "must be a sequence of token ids, got b'ab'"),
+    ({"stop": "\udcff"}, ValueError, "stop must be Unicode text: character 0"),
+    ({"trace": "x.jsonl"}, TypeError, "trace must be a treedecode.TraceWriter, got 'x.jsonl'"),
+    ({"observer": 3}, TypeError, "observer must be a function .*, got 3"),
 ]
 
 
@@ -395,13 +403,60 @@ def test_bad_options_are_named(
         ([[1] * (LIMIT + 1)], ValueError, "the prompt has 257 tokens, the model allows at most 256"),
         (["fine", ""], ValueError, "the prompt is empty"),
         ([5, [1]], TypeError, r"prompt token ids must be an integer, got \[1\]"),
-        (None, TypeError, "prompts must be text or token ids, got None"),
-        (3, TypeError, "prompts must be text or token ids, got 3"),
+        (None, TypeError, "prompts must be text or a sequence of token ids, got None"),
+        (3, TypeError, "prompts must be text or a sequence of token ids, got 3"),
+        (b"abc", TypeError, "prompts must be text or a sequence of token ids, got b'abc'"),
+        ([b"abc"], TypeError, "a prompt must be text or a sequence of token ids, got b'abc'"),
+        ([bytearray(b"abc")], TypeError, "a prompt must be text or a sequence of token ids, got bytearray"),
+        ({1, 2}, TypeError, "prompts must be text or a sequence of token ids, got {1, 2}"),
+        ({"a": 1}, TypeError, "prompts must be text or a sequence of token ids, got {'a': 1}"),
+        (torch.tensor([1.0, 2.0]), TypeError, "prompt token ids must be an integer, got 1.0"),
+        ("a\udcff", ValueError, "the prompt must be Unicode text: character 1 is the lone surrogate"),
     ],
 )
 def test_bad_prompts_are_named(model: LoadedModel, prompt: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         td.generate(model, prompt, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("wrap", [np.array, torch.tensor])
+def test_arrays_and_tensors_are_token_ids(model: LoadedModel, wrap: Any) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 6, "eos_token_id": None}
+    expected = [made.token_ids for made in td.generate(model, [[1, 2, 3], [4]], **options)]
+
+    def said(prompts: Any, **changes: Any) -> list[list[int]]:
+        return [made.token_ids for made in td.generate(model, prompts, **(options | changes))]
+
+    assert said(wrap([1, 2, 3])) == said([wrap(token) for token in (1, 2, 3)]) == expected[:1]
+    assert said([wrap([1, 2, 3]), wrap([4])]) == expected
+    assert said(wrap([[1, 2, 3], [1, 2, 3]])) == expected[:1] * 2
+    stop = expected[0][2]
+    assert said([1, 2, 3], eos_token_id=wrap([stop]))[0][-1] == stop
+
+
+def test_models_are_checked() -> None:
+    with pytest.raises(TypeError, match=r"model must be what treedecode.load returns, got 'default'"):
+        td.stream("default", PROMPT)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options"),
+    [
+        (PROMPT, {"stop": ""}),
+        (PROMPT, {"drafter": "psychic"}),
+        (PROMPT, {"logits_processor": [lambda: None]}),
+        ([PROMPT, PROMPT], {}),
+        ("", {}),
+    ],
+)
+def test_what_is_refused_replaces_no_trace(
+    model: LoadedModel, tmp_path: Path, prompts: Any, options: dict[str, Any]
+) -> None:
+    path = tmp_path / "old.jsonl"
+    path.write_text("old")
+    with td.TraceWriter(path) as trace, pytest.raises((ValueError, TypeError)):
+        td.generate(model, prompts, trace=trace, **options)
+    assert path.read_text() == "old"
 
 
 @pytest.mark.parametrize(
@@ -426,8 +481,10 @@ def test_bad_drafters_are_named(model: LoadedModel, make: Any, error: type[Excep
     ("options", "words"),
     [
         ({"device": "abacus"}, "device 'abacus' is not available here"),
-        ({"dtype": "float33"}, "dtype must be a torch floating point type .*, got 'float33'"),
-        ({"dtype": torch.int64}, "dtype must be a torch floating point type .*, got torch.int64"),
+        ({"dtype": "float33"}, "dtype must be float32, .*, got 'float33'"),
+        ({"dtype": torch.int64}, "dtype must be float32, .*, got torch.int64"),
+        ({"dtype": "float8_e4m3fn"}, "dtype must be float32, .*, got 'float8_e4m3fn'"),
+        ({"device": "meta"}, "device must be one that computes, .*, got 'meta'"),
         ({"implementation": "fast"}, "implementation must be .*, got 'fast'"),
     ],
 )

@@ -162,7 +162,7 @@ def test_a_zero_probability_token_is_never_drawn() -> None:
         ({"logit_bias": {3: math.inf}}, ValueError, "logit_bias of token 3 must be a finite number or -inf"),
         ({"logit_bias": {3: math.nan}}, ValueError, "logit_bias of token 3 must be a finite number or -inf"),
         ({"bad_words_ids": "word"}, TypeError, "bad_words_ids must be sequences of token ids, got 'word'"),
-        ({"bad_words_ids": [3]}, TypeError, "bad_words_ids must be sequences of token ids, got 3 among them"),
+        ({"bad_words_ids": [3]}, TypeError, "each of bad_words_ids must be a sequence of token ids, got 3"),
         ({"bad_words_ids": [[]]}, ValueError, "at least one token id, got an empty one"),
         ({"bad_words_ids": [[-1]]}, ValueError, "bad_words_ids must be at least 0, got -1"),
         ({"min_tokens": -1}, ValueError, "min_tokens must be at least 0, got -1"),

@@ -83,6 +83,7 @@ def record(
     with TraceWriter(path) as writer:
         observer = TraceObserver(writer, model, request, settings, observe)
         decoder = Decoder.of(target, request, drafter, COST, observer)
+        observer.start()
         token_ids = [token for emission in decoder.run() for token in emission.token_ids]
     (recording,) = read_recordings([path])
     stats = decoder.stats.build(len(token_ids))

@@ -5,7 +5,6 @@ Exit codes: 0 fine, 1 a check failed, 2 bad input (one line on standard error), 
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from treedecode.cli.calibrate import calibrate
 from treedecode.cli.doctor import doctor
 from treedecode.cli.generate import generate
 from treedecode.cli.outcome import BAD_INPUT
+from treedecode.cli.output import drop_output, open_streams, output_fault
 from treedecode.cli.plan import plan
 from treedecode.cli.replay import replay
 from treedecode.cli.serve import serve
@@ -63,12 +63,21 @@ def main(args: list[str] | None = None) -> int:
     Args:
         args: Arguments after the program's name; None takes those of the process.
     """
+    open_streams()
     try:
-        return app(args, prog_name="treedecode", standalone_mode=False) or 0
+        code = app(args, prog_name="treedecode", standalone_mode=False) or 0
+        sys.stdout.flush()
+        return code
     except typer.TyperException as error:
-        if message := " ".join(error.format_message().split()):  # without arguments the help is the message
-            print(f"treedecode: {message}", file=sys.stderr)
-        return BAD_INPUT
+        return _refuse(error.format_message())  # without arguments the help is the message
     except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 1
+    except (OSError, UnicodeEncodeError) as error:
+        return _refuse(output_fault(error))
+
+
+def _refuse(message: str) -> int:
+    if line := " ".join(message.split()):
+        print(f"treedecode: {line}", file=sys.stderr)
+    return BAD_INPUT

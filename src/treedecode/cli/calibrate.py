@@ -19,6 +19,7 @@ from treedecode.calibration import Calibration, check_writable, save
 from treedecode.cli.numbers import number
 from treedecode.cli.options import Device, Dtype, Revision
 from treedecode.cli.outcome import INTERRUPTED, bad_input
+from treedecode.cli.output import print_json
 from treedecode.cli.progress import Stages
 from treedecode.models import quiet_transformers
 
@@ -62,7 +63,7 @@ def calibrate(
         print("treedecode: interrupted, nothing was saved", file=sys.stderr)
         return INTERRUPTED
     if as_json:
-        print(json.dumps({"path": str(path), **json.loads(made.to_json())}, ensure_ascii=False))
+        print_json({"path": str(path), **json.loads(made.to_json())})
     else:
         _show(made, path)
     return 0

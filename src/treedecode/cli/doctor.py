@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import platform
 import sys
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from rich.table import Table
 
 from treedecode import __version__
 from treedecode.calibration import cpu_name, saved_for
+from treedecode.cli.output import print_json
 from treedecode.cli.progress import Stages
 from treedecode.models.default import LICENSE_NOTE, default_model_dir, is_converted, missing_extra
 
@@ -49,7 +49,7 @@ def doctor(
     healthy = all(finding.works for finding in findings if finding.name in ("torch", "transformers"))
     if as_json:
         versions = {"treedecode_version": __version__, "healthy": healthy}
-        print(json.dumps(versions | {"findings": [asdict(finding) for finding in findings]}))
+        print_json(versions | {"findings": [asdict(finding) for finding in findings]})
     else:
         table = Table(box=None, show_header=False, pad_edge=False)
         for _ in range(3):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,8 @@ import typer
 import treedecode as td
 from treedecode.cli.numbers import integer, number
 from treedecode.cli.options import Device, Dtype, Revision, parse_budget
-from treedecode.cli.outcome import CHECK_FAILED, INTERRUPTED, bad_input
+from treedecode.cli.outcome import CHECK_FAILED, INTERRUPTED, bad_input, check_output
+from treedecode.cli.output import print_json
 from treedecode.cli.progress import Stages
 from treedecode.cli.prompt import encode_prompt, read_prompt
 from treedecode.cli.report import Comparison, closing_line, comparison_lines, to_json
@@ -135,6 +135,8 @@ def generate(
     The text goes to standard output, what it took to standard error.
     """
     text = read_prompt(prompt, file)
+    inputs = {"file": file, "calibration": calibration, "json_schema": json_schema, "grammar": grammar}
+    check_output("--trace", trace, **inputs)
     wanted = _read_grammar(json_schema, regex, grammar)
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
@@ -179,7 +181,7 @@ def generate(
             options["grammar"] = compile_grammar(wanted, loaded.tokenizer, loaded.target.vocab_size)
 
     echo = _no_text if as_json else _print_text
-    with _open_trace(trace) as writer:
+    with td.TraceWriter(trace) if trace else nullcontext() as writer:
         running = _start(loaded, encoded, options, writer)
         if sys.stdout.isatty() and isinstance(encoded, str):
             echo(f"\x1b[2m{encoded}\x1b[0m")
@@ -197,7 +199,7 @@ def generate(
     if as_json:
         # as given: JSON has neither -inf nor compiled grammars
         shown = options | {"logit_bias": logit_bias, "grammar": wanted and asdict(wanted)}
-        print(json.dumps(to_json(loaded, text, shown, generation, comparison), ensure_ascii=False))
+        print_json(to_json(loaded, text, shown, generation, comparison))
     else:
         lines = [] if options["budget"] != "auto" else [f"cost of a step: {loaded.cost_source}"]
         lines += comparison_lines(comparison) if comparison else [closing_line(generation)]
@@ -233,6 +235,7 @@ def _read_grammar(json_schema: Path | None, regex: str | None, grammar: Path | N
 
 def _check(options: dict[str, Any]) -> None:
     """The checks of ``treedecode.stream`` that need no model, so that a typing error costs no loading time."""
+    from treedecode.drafters import check_drafter
     from treedecode.engines.bad_words import check_texts
     from treedecode.engines.params import SamplingParams
     from treedecode.engines.request import check_budget, check_count
@@ -241,18 +244,12 @@ def _check(options: dict[str, Any]) -> None:
     check_budget(options["budget"])
     if options["logprobs"] is not None:
         check_count("logprobs", options["logprobs"])
-    td.make_drafter(options["drafter"])
+    check_drafter(options["drafter"])
     if options["bad_words"] is not None:
         check_texts("bad_words", options["bad_words"])
+    if options["stop"] is not None:
+        check_texts("stop", options["stop"])
     SamplingParams(**{name: options[name] for name in SamplingParams.__dataclass_fields__ if name in options})
-
-
-@contextmanager
-def _open_trace(path: Path | None) -> Iterator[TraceWriter | None]:
-    with bad_input():
-        writer = td.TraceWriter(path) if path else None
-    with writer or nullcontext():
-        yield writer
 
 
 def _start(

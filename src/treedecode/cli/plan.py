@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from typing import Annotated
 import typer
 
 from treedecode.cli.numbers import integer, number
+from treedecode.cli.outcome import bad_input, check_output
+from treedecode.cli.output import print_json
 from treedecode.cli.plan_cost import CostOptions, PlanCost
 from treedecode.cli.tree_text import FORMS, MAX_DRAFTED, NamedTree, read_tree
 from treedecode.expect import RankProbs
@@ -138,13 +139,18 @@ def plan(
     options = CostOptions(
         hardware, tflops, tb_per_s, params, model_bytes, weight_bytes, context, kv_bytes_per_token, cost
     )
-    result = make_plan(named, probs, options.resolve(), batch, max_drafted, max_batch)
+    check_output("--plot", plot, cost=cost, tree=tree)
+    with bad_input():
+        result = make_plan(named, probs, options.resolve(), batch, max_drafted, max_batch)
 
     from treedecode.cli.plan_report import to_json, to_text
 
     if plot is not None:
         _draw(result, plot)
-    print(json.dumps(to_json(result), ensure_ascii=False) if as_json else to_text(result))
+    if as_json:
+        print_json(to_json(result))
+    else:
+        print(to_text(result))
     return 0
 
 

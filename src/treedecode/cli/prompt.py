@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import typer
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
-    """The prompt's text; of a file or standard input without its last line break.
+    """The prompt's text; of a file or standard input without its last line break, be it LF or CR LF.
 
     Raises:
         typer.TyperException: None, two, an empty or an unreadable one.
@@ -18,13 +20,14 @@ def read_prompt(argument: str | None, file: Path | None) -> str:
     if argument is not None and file is not None:
         raise typer.TyperException("give the prompt as an argument or with --file, not both")
     if argument is not None:
-        text = argument
+        # what is no UTF-8 stands in an argument as lone surrogates
+        text = _decode(argument.encode("utf-8", "surrogateescape"), "the argument")
     elif file is not None and str(file) != "-":
-        text = _read(file)
+        text = _read(file.read_bytes, str(file))
     elif sys.stdin.isatty():
         raise typer.TyperException("no prompt: give it as an argument, with --file or on standard input")
     else:
-        text = _decode(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
+        text = _read(sys.stdin.buffer.read, "standard input")
     if not text:
         raise typer.TyperException("the prompt is empty: expected at least one character")
     return text
@@ -40,11 +43,11 @@ def encode_prompt(tokenizer: Any, text: str, raw: bool) -> str | list[int]:
     )
 
 
-def _read(file: Path) -> str:
+def _read(read: Callable[[], bytes], source: str) -> str:
     try:
-        return _decode(file.read_bytes(), str(file)).removesuffix("\n")
+        return re.sub(r"\r?\n\Z", "", _decode(read(), source))
     except OSError as error:
-        raise typer.TyperException(f"cannot read the prompt from {file}: {error.strerror}") from error
+        raise typer.TyperException(f"cannot read the prompt from {source}: {error.strerror}") from error
 
 
 def _decode(content: bytes, source: str) -> str:

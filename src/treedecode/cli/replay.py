@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 import treedecode as td
 from treedecode.cli.numbers import integer, number
 from treedecode.cli.outcome import CHECK_FAILED, bad_input
+from treedecode.cli.output import print_json
 from treedecode.cli.progress import Stages
 
 # As of treedecode generate.
@@ -75,7 +75,7 @@ def replay(
             "files": [str(path) for path in traces],
             "width": width,
         }
-        print(json.dumps(settings | asdict(found)))
+        print_json(settings | asdict(found))
     else:
         print_replay(found)
     return 0 if found.verdict is not None and found.verdict.go else CHECK_FAILED

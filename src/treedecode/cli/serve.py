@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -11,6 +10,7 @@ from typing import Annotated
 import typer
 
 from treedecode.cli.outcome import bad_input
+from treedecode.cli.output import print_json
 from treedecode.vllm.command import serve_command
 from treedecode.vllm.compat import check_version
 from treedecode.vllm.config import DEFAULT_BUDGET, DEFAULT_WIDTH
@@ -58,7 +58,10 @@ def serve(
             check_version()
     if show:
         plain = shlex.join(command.plain)
-        print(json.dumps({"argv": command.argv, "environment": command.environment}) if as_json else plain)
+        if as_json:
+            print_json({"argv": command.argv, "environment": command.environment})
+        else:
+            print(plain)
         return
     for name, value in command.environment.items():
         print(f"treedecode: {name}={value} is set: trees run on that model runner", file=sys.stderr)

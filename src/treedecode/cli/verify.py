@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +14,7 @@ import treedecode as td
 from treedecode.cli.numbers import integer, number
 from treedecode.cli.options import Device, Dtype, Revision, parse_budget
 from treedecode.cli.outcome import CHECK_FAILED, INTERRUPTED, bad_input
+from treedecode.cli.output import print_json
 from treedecode.cli.progress import Stages
 from treedecode.cli.prompt import encode_prompt, read_prompt
 from treedecode.models import quiet_transformers
@@ -151,7 +151,7 @@ def verify(
         subject = subject_of(trees, plain, loaded)
         report = _run(_checks(trees, plain, loaded, prompts, settings, stages))
     if as_json:
-        print(json.dumps(report_json(report, subject, options), ensure_ascii=False))
+        print_json(report_json(report, subject, options))
     else:
         print_report(report, subject)
     if not report.complete:

@@ -15,6 +15,7 @@ __all__ = [
     "MergedDrafter",
     "PromptLookupDrafter",
     "VerifiedRows",
+    "check_drafter",
     "make_drafter",
 ]
 
@@ -26,6 +27,17 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 }
 
 
+def check_drafter(drafter: object) -> None:
+    """Refuses what :func:`make_drafter` would, with its errors, and makes nothing."""
+    if isinstance(drafter, str):
+        if drafter not in DRAFTERS:
+            raise ValueError(f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter!r}")
+    elif not isinstance(drafter, Drafter):
+        raise TypeError(
+            f"a drafter must have name, begin(prompt_ids) and propose(context), got {type(drafter).__name__}"
+        )
+
+
 def make_drafter(drafter: str | Drafter = "merged") -> Drafter:
     """A fresh drafter by name; an object with the ``Drafter`` methods is returned as it is.
 
@@ -33,12 +45,5 @@ def make_drafter(drafter: str | Drafter = "merged") -> Drafter:
         ValueError: no drafter has this name; the message lists those that do.
         TypeError: the object is no drafter.
     """
-    if isinstance(drafter, str):
-        if drafter not in DRAFTERS:
-            raise ValueError(f"drafter must be one of {', '.join(DRAFTERS)}, got {drafter!r}")
-        return DRAFTERS[drafter]()
-    if not isinstance(drafter, Drafter):
-        raise TypeError(
-            f"a drafter must have name, begin(prompt_ids) and propose(context), got {type(drafter).__name__}"
-        )
-    return drafter
+    check_drafter(drafter)
+    return DRAFTERS[drafter]() if isinstance(drafter, str) else drafter

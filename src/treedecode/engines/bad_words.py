@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from treedecode.engines.tokens import check_text
+
 
 def check_texts(name: str, texts: object) -> list[str]:
     """``texts``, one string or several, as a list; a ``TypeError`` or ``ValueError`` naming the rule otherwise."""
@@ -13,7 +15,7 @@ def check_texts(name: str, texts: object) -> list[str]:
         raise TypeError(f"{name} must be one or more non-empty strings, got {texts!r}")
     if not all(items):
         raise ValueError(f"{name} must be one or more non-empty strings, got {texts!r}")
-    return list(items)
+    return [check_text(name, item) for item in items]
 
 
 def bad_word_ids(

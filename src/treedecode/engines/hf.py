@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from treedecode.drafters import check_drafter
 from treedecode.drafters.base import Drafter
 from treedecode.engines.bad_words import bad_word_ids, check_texts
 from treedecode.engines.grammar import CompiledGrammar
@@ -19,6 +20,7 @@ from treedecode.engines.request import Request, check_budget, check_count, check
 from treedecode.engines.state import Emission, StepObserver
 from treedecode.engines.stats import GenerationStats
 from treedecode.engines.text import TextStream
+from treedecode.engines.tokens import check_text
 from treedecode.engines.tracing import TraceObserver
 from treedecode.trace import TraceWriter
 
@@ -136,7 +138,8 @@ def stream(
 
     Args:
         model: From ``treedecode.load``.
-        prompt: Text (special tokens are added as the tokenizer does) or token ids (taken as they are).
+        prompt: Text (special tokens are added as the tokenizer does) or token ids (taken as they are): a list, an
+            array or a tensor.
         max_new_tokens: At most this many tokens.
         budget: Drafted nodes per step; "auto" takes as many as pay by measured cost; 0 is plain decoding.
         drafter: A name ("merged", "recycling", "suffix", "prompt-lookup") or an object with the ``Drafter`` methods.
@@ -166,7 +169,14 @@ def stream(
 
     Raises:
         TypeError, ValueError: Bad input, naming the rule, what was expected and what was got.
+        OSError: The trace cannot be written; a file that exists is not replaced before all else is checked.
     """
+    if not isinstance(model, LoadedModel):
+        raise TypeError(f"model must be what treedecode.load returns, got {model!r:.100}")
+    if trace is not None and not isinstance(trace, TraceWriter):
+        raise TypeError(f"trace must be a treedecode.TraceWriter, got {trace!r:.100}")
+    if observer is not None and not callable(observer):
+        raise TypeError(f"observer must be a function that is called after every step, got {observer!r:.100}")
     sampling = SamplingParams(
         temperature,
         top_k,
@@ -184,28 +194,36 @@ def stream(
     if isinstance(prompt, str):
         if not prompt:
             raise ValueError("the prompt is empty: expected at least one character")
-        prompt_ids: Sequence[int] = model.tokenizer(prompt)["input_ids"]
+        prompt_ids: Sequence[int] = model.tokenizer(check_text("the prompt", prompt))["input_ids"]
     else:
         prompt_ids = prompt
+    of_model = isinstance(eos_token_id, str) and eos_token_id == "model"
     request = Request(
         check_prompt(prompt_ids, target.vocab_size, target.max_positions),
         check_count("max_new_tokens", max_new_tokens),
         check_budget(budget),
         sampling,
-        model.eos_token_ids if eos_token_id == "model" else check_stop_ids(eos_token_id),
+        model.eos_token_ids if of_model else check_stop_ids(eos_token_id),
         processors=as_processors(logits_processor),
         grammar=None if grammar is None else compile_grammar(grammar, model.tokenizer, target.vocab_size),
         num_logprobs=None if logprobs is None else check_count("logprobs", logprobs, 0, target.vocab_size),
         dense=dense,
     )
+    # not isinstance: budget 0 does not touch a drafter
+    if request.max_drafted or issubclass(type(drafter), str):
+        check_drafter(drafter)
     stops = [] if stop is None else check_texts("stop", stop)
+    traced = None
     if trace is not None:
         settings = {
-            "max_new_tokens": max_new_tokens,
-            "budget": budget,
+            "max_new_tokens": request.max_new_tokens,
+            "budget": "auto" if request.budget is None else request.budget,
             "drafter": getattr(drafter, "name", drafter),
             "dense": dense,
         }
-        observer = TraceObserver(trace, model, request, settings, observer)
-    decoder = Decoder.of(target, request, drafter, model.cost, observer)
-    return Stream(decoder, TextStream(model.tokenizer, stops, min_tokens))
+        traced = TraceObserver(trace, model, request, settings, observer)
+    decoder = Decoder.of(target, request, drafter, model.cost, traced or observer)
+    made = Stream(decoder, TextStream(model.tokenizer, stops, min_tokens))
+    if traced is not None:
+        traced.start()
+    return made

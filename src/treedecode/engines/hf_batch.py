@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from treedecode.engines.batched import DEFAULT_BATCH_SIZE, BatchDecoder
 from treedecode.engines.hf import Chunk, Generation, Stream, stream
 from treedecode.engines.load import LoadedModel
-from treedecode.engines.request import check_count
+from treedecode.engines.request import check_budget, check_count
+from treedecode.engines.tokens import as_prompts
+from treedecode.trace import TraceWriter
 
 # What a prompt can have a value of its own for, as a list.
 _BY_PROMPT = frozenset(
@@ -101,11 +103,13 @@ def stream_batch(
         TypeError, ValueError: As ``treedecode.stream``; every prompt is checked before the first is run. A list of
             another length than the prompts; ``batch_size`` above 1 with what follows one request at a time.
     """
-    given = _as_prompts(prompts)
+    given = as_prompts(prompts)
+    if len(given) > 1 and isinstance(options.get("trace"), TraceWriter):
+        raise ValueError(f"a trace file holds one generation: expected one prompt, got {len(given)}")
     size = None if batch_size is None else check_count("batch_size", batch_size, 1)
     alone = [name for name in _ONE_AT_A_TIME if options.get(name)]
     drafter = options.get("drafter", "merged")
-    if options.get("budget", "auto") != 0 and not issubclass(type(drafter), str | list | tuple):
+    if check_budget(options.get("budget", "auto")) != 0 and not issubclass(type(drafter), str | list | tuple):
         alone.append("a drafter object")
     if size is not None and size > 1 and len(given) > 1 and alone:
         raise ValueError(
@@ -150,14 +154,3 @@ def _of_prompt(options: dict[str, Any], index: int, num_prompts: int) -> dict[st
                 )
             own[name] = value[index]
     return own
-
-
-def _as_prompts(prompts: Any) -> list[Any]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise TypeError(f"prompts must be text or token ids, got {prompts!r}")
-    prompts = list(prompts)
-    if prompts and not isinstance(prompts[0], str) and not isinstance(prompts[0], Sequence):
-        return [prompts]
-    return prompts

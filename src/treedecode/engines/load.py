@@ -20,6 +20,9 @@ from treedecode.models.errors import first_line
 from treedecode.models.progress import silent
 from treedecode.surface import Cost
 
+# Those that PyTorch computes in; of narrower ones it only stores weights.
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
@@ -114,7 +117,8 @@ def load(
         UnsupportedModelError: The model cannot be verified over trees.
         ValueError: Unknown device, dtype or implementation; a calibration file that is missing, damaged or stale.
     """
-    file = None if calibration == "auto" else _check_calibration(calibration)
+    automatic = isinstance(calibration, str) and calibration == "auto"
+    file = None if automatic else _check_calibration(calibration)
     where, kind = _check_device(device), _check_dtype(dtype)
     path = resolve_model(str(name_or_path), revision=revision, progress=progress)
     given = None if file is None else _read_calibration(file)
@@ -126,11 +130,9 @@ def load(
         found = saved.require(given, conditions, file, f"{command} --output {shlex.quote(str(file))}")
         source = f"{_described(found)} ({file})"
     else:
-        found, reason = (
-            saved.find(conditions) if calibration == "auto" else (None, "as calibration=None asks")
-        )
+        found, reason = saved.find(conditions) if automatic else (None, "as calibration=None asks")
         source = _described(found) if found else f"measured at load, at one short context: {reason}"
-        if not found and calibration == "auto":
+        if not found and automatic:
             source += f"; {command} measures all"
     with (progress or silent)("Measuring the cost of a step"):
         cost: Cost = found.surface if found else measure_cost(opened.target)
@@ -209,19 +211,22 @@ def _check_device(device: str | torch.device | None) -> torch.device:
         best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
         return torch.device(best)
     try:
-        return torch.empty(0, device=device).device
+        where = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {str(device)!r} is not available here: {first_line(error)}") from error
+    if where.type == "meta":
+        raise ValueError(
+            "device must be one that computes, such as cpu or cuda, got 'meta', which holds no data"
+        )
+    return where
 
 
 def _check_dtype(dtype: torch.dtype | str | None) -> torch.dtype | str:
     if dtype is None:
         return "auto"
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
-        raise ValueError(
-            f"dtype must be a torch floating point type such as float32 or bfloat16, got {dtype!r}"
-        )
+    if kind not in _DTYPES:
+        raise ValueError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
     return kind
 
 

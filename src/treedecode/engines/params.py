@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+
+from treedecode.engines.tokens import in_order
 
 # Penalties on counts beyond these are refused, as in the OpenAI API and in vLLM: one of 100 for 1.00 is a slip.
 _MAX_COUNT_PENALTY = 2.0
@@ -98,13 +100,9 @@ def _bias_pairs(bias: object) -> tuple[tuple[int, float], ...] | None:
 def _sequences(words: object) -> tuple[tuple[int, ...], ...] | None:
     if words is None:
         return None
-    if isinstance(words, str) or not isinstance(words, Iterable):
-        raise TypeError(f"bad_words_ids must be sequences of token ids, got {words!r}")
     sequences = []
-    for word in words:
-        if isinstance(word, str) or not isinstance(word, Iterable):
-            raise TypeError(f"bad_words_ids must be sequences of token ids, got {word!r} among them")
-        tokens = tuple(word)
+    for word in in_order("bad_words_ids", words, "sequences of token ids"):
+        tokens = tuple(in_order("each of bad_words_ids", word, "a sequence of token ids"))
         if not tokens:
             raise ValueError("bad_words_ids must be sequences of at least one token id, got an empty one")
         for token in tokens:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from treedecode.budget import AUTO_MAX_DRAFTED
 from treedecode.engines.grammar import CompiledGrammar
 from treedecode.engines.params import SamplingParams
+from treedecode.engines.tokens import in_order, plain
 
 # More drafted nodes than this never paid on any measured machine, and the cache is sized by the budget.
 MAX_BUDGET = 1024
@@ -55,6 +56,7 @@ class Request:
 
 def check_count(name: str, value: object, low: int = 0, high: int | None = None, hint: str = "") -> int:
     """``value`` as an int within ``[low, high]``, else a ``TypeError`` or ``ValueError`` naming the rule."""
+    value = plain(value)
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an integer, got {value!r}{hint}")
     number = int(value)
@@ -67,7 +69,7 @@ def check_count(name: str, value: object, low: int = 0, high: int | None = None,
 
 def check_budget(budget: object) -> int | None:
     """``"auto"`` gives None, a number of drafted nodes gives itself."""
-    if budget == "auto":
+    if isinstance(budget, str) and budget == "auto":
         return None
     return check_count("budget", budget, 0, MAX_BUDGET, hint='; or "auto" for as many nodes as pay')
 
@@ -76,19 +78,21 @@ def check_stop_ids(eos_token_id: object) -> frozenset[int]:
     """The set of stop tokens from none, one id or several."""
     if eos_token_id is None:
         return frozenset()
-    values = eos_token_id if isinstance(eos_token_id, Iterable) else [eos_token_id]
+    values = plain(eos_token_id)
+    if isinstance(values, bytes | bytearray | memoryview | Mapping):
+        raise TypeError(f"eos_token_id must be one or more integers, got {values!r}")
+    if not isinstance(values, Iterable):
+        values = [values]
     return frozenset(check_count("eos_token_id", value) for value in values)
 
 
-def check_prompt(prompt_ids: Iterable[object], vocab_size: int, max_positions: int | None) -> tuple[int, ...]:
+def check_prompt(prompt_ids: object, vocab_size: int, max_positions: int | None) -> tuple[int, ...]:
     """Prompt token ids, checked against the vocabulary and the longest sequence the model allows."""
-    if not isinstance(prompt_ids, Iterable):
-        raise TypeError(f"a prompt must be text or a sequence of token ids, got {prompt_ids!r}")
     ids = tuple(
         check_count(
             "prompt token ids", token, 0, vocab_size - 1, hint=f" (the vocabulary has {vocab_size} tokens)"
         )
-        for token in prompt_ids
+        for token in in_order("a prompt", prompt_ids)
     )
     if not ids:
         raise ValueError("the prompt is empty: expected at least one token")

@@ -29,20 +29,27 @@ class TraceObserver:
     ) -> None:
         self._writer, self._then, self._index = writer, then, 0
         sampling = {name: getattr(request.sampling, name) for name in request.sampling.__dataclass_fields__}
-        writer.header(
-            {
-                "model": str(model.path),
-                "model_type": model.config.model_type,
-                "tokenizer": type(model.tokenizer).__name__,
-                "dtype": str(model.dtype).removeprefix("torch."),
-                "device": str(model.device),
-                "implementation": model.implementation,
-                "max_positions": model.target.max_positions,
-                "cost": json.loads(model.cost.to_json()),
-                "prompt_ids": list(request.prompt_ids),
-                "settings": settings | sampling | {"stop_ids": sorted(request.stop_ids)},
-            }
-        )
+        self._header: dict[str, Any] = {
+            "model": str(model.path),
+            "model_type": model.config.model_type,
+            "tokenizer": type(model.tokenizer).__name__,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": str(model.device),
+            "implementation": model.implementation,
+            "max_positions": model.target.max_positions,
+            "cost": json.loads(model.cost.to_json()),
+            "prompt_ids": list(request.prompt_ids),
+            "settings": settings | sampling | {"stop_ids": sorted(request.stop_ids)},
+        }
+
+    def start(self) -> None:
+        """Writes the header, which replaces what the file held: only once nothing can be refused any more.
+
+        Raises:
+            OSError: The file cannot be written.
+            ValueError: The writer has a header already.
+        """
+        self._writer.header(self._header)
 
     def __call__(
         self,

@@ -48,7 +48,10 @@ def resolve_model(name: str, revision: str | None = None, progress: Progress | N
     Raises:
         ModelNotFoundError: No such model, or an incomplete one; says in one line what to do.
     """
-    path = Path(name).expanduser()
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError:  # ~name of nobody
+        path = Path(name)
     is_hub_id = name != DEFAULT_NAME and not (name and path.exists())
     if revision is not None and not is_hub_id:
         raise ModelNotFoundError(f"a revision belongs to a Hub id: got revision {revision!r} for {name!r}")
