@@ -16,8 +16,9 @@ demo: .venv/demo.stamp
 test: test-fast
 	$(MAKE) test-real
 
+# one process per core with one thread each: most tests are too small for threads
 test-fast: .venv/dev.stamp
-	$(BIN)/python -m pytest -m "not real_model"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not real_model" --numprocesses auto --dist loadfile
 
 test-real: .venv/dev.stamp
 	$(BIN)/python -m pytest -m real_model

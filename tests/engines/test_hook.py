@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
     WatermarkingConfig,
 )
-from transformers.generation import EosTokenCriteria
+from transformers.generation.stopping_criteria import EosTokenCriteria
 
 import treedecode as td
 from tests.engines.tiny import VOCAB, make_tiny

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers.generation import StopStringCriteria
+from transformers.generation.stopping_criteria import StopStringCriteria
 
 from treedecode.cost import CostCurve
 from treedecode.drafters.base import Drafter
