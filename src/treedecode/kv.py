@@ -90,7 +90,7 @@ def commit_batch(
 
     Raises:
         TypeError: a cache is no tensor.
-        ValueError: the shapes disagree.
+        ValueError: a cache has fewer dimensions than four, or the shapes disagree.
     """
     import torch
 
@@ -124,8 +124,8 @@ def commit_paged(
 
     Raises:
         TypeError: a node or a block is not an integer, or a cache no tensor.
-        ValueError: a node is negative or repeated, the block table is too short for the path, or one of its
-            blocks is not in the cache or holds two parts of the path.
+        ValueError: a node is negative or repeated, the block table is too short for the path, one of its blocks
+            is not in the cache or holds two parts of the path, or a cache has fewer dimensions than four.
     """
     import torch
 
@@ -177,7 +177,7 @@ def commit_paged_batch(
 
     Raises:
         TypeError: a cache is no tensor.
-        ValueError: the shapes disagree.
+        ValueError: a cache has fewer dimensions than four, or the shapes disagree.
     """
     import torch
 

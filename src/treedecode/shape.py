@@ -197,7 +197,7 @@ class TreeShape(Frozen):
 
     def children(self, node: int) -> tuple[int, ...]:
         """Children of ``node`` in rank order. ``TypeError`` if it is no integer, ``ValueError`` if there is none."""
-        index = topology.count(node, "node")
+        index = node if type(node) is int and node >= 0 else topology.count(node, "node")
         if index > self.num_drafted:
             raise ValueError(f"nodes are 0 to {self.num_drafted}, got {index}")
         return self._children[index]

@@ -8,6 +8,7 @@ is imported.
 from __future__ import annotations
 
 import operator
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -37,17 +38,21 @@ def int_tuple(values: ArrayLike | Sequence[int], what: str, item: str = "node") 
     if isinstance(values, (list, tuple)):
         if set(map(type, values)) <= {int}:
             numbers = cast(tuple[int, ...], tuple(values))
-            if not numbers or -_LIMIT <= min(numbers) <= max(numbers) < _LIMIT:
+            try:
+                array("q", numbers)
+            except OverflowError:
+                pass
+            else:
                 return numbers
         return tuple(_as_int(value, f"{what} of {item} {i}") for i, value in enumerate(values))
-    array = np.asarray(values)
-    if array.ndim != 1:
-        raise ValueError(f"{what} must have one dimension, got shape {array.shape}")
-    if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"{what} must be integers, got dtype {array.dtype}")
-    if array.dtype == np.uint64:
-        return tuple(_as_int(value, f"{what} of {item} {i}") for i, value in enumerate(array.tolist()))
-    return tuple(array.tolist())
+    given = np.asarray(values)
+    if given.ndim != 1:
+        raise ValueError(f"{what} must have one dimension, got shape {given.shape}")
+    if given.size and given.dtype.kind not in "iu":
+        raise TypeError(f"{what} must be integers, got dtype {given.dtype}")
+    if given.dtype == np.uint64:
+        return tuple(_as_int(value, f"{what} of {item} {i}") for i, value in enumerate(given.tolist()))
+    return tuple(given.tolist())
 
 
 def count(value: int, what: str, minimum: int = 0) -> int:

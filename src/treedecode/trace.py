@@ -183,10 +183,12 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first of pydantic's complaints in one line: place and rule."""
+    """The first of pydantic's complaints in one line: place, rule and what was there."""
     first = error.errors()[0]
+    found = first["input"]
+    got = "" if first["type"] in ("missing", "json_invalid", "value_error") else f", got {found!r:.60}"
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-    return (f"{place.removeprefix('.')}: " if place else "") + first["msg"]
+    return (f"{place.removeprefix('.')}: " if place else "") + first["msg"] + got
 
 
 def _parse(path: str | Path, number: int, line: str) -> dict[str, Any]:

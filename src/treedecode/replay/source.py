@@ -83,7 +83,7 @@ def from_trace(trace: Trace, name: str) -> Recording:
         ValueError: Steps contradict each other or the header; names the step.
     """
     try:
-        header = _Header.model_validate(trace.header)
+        header = _Header.model_validate_json(json.dumps(trace.header))
     except ValidationError as error:
         raise ValueError(f"{name}: the header's {first_fault(error)}") from None
     prompt_ids, settings = header.prompt_ids, header.settings
