@@ -63,6 +63,13 @@ def test_bad_targets_are_refused(target_ids, error, message):
         accept_greedy(STAR, target_ids)
 
 
+def test_a_shape_alone_cannot_be_walked():
+    with pytest.raises(TypeError, match="tree must be a DraftTree, got TreeShape"):
+        accept_greedy(STAR.shape, [1, 2, 3, 4])
+    with pytest.raises(TypeError, match="tree must be a DraftTree, got TreeShape"):
+        accept_sampled(STAR.shape, STAR_PROBS)
+
+
 @given(strategies.walk_cases(), st.integers(0, 30))
 def test_cut_keeps_the_nodes_of_the_kept_tokens(case, num_tokens):
     accepted = accept_greedy(case.tree, case.target_ids)
@@ -288,6 +295,7 @@ def test_every_floating_dtype_is_read(dtype):
     ("arguments", "error", "message"),
     [
         ({"method": "rejection"}, ValueError, "method must be one of .*, got 'rejection'"),
+        ({"target_probs": None}, TypeError, "target_probs must be numbers, got NoneType"),
         ({"target_probs": STAR_PROBS[:3]}, ValueError, r"N = 4 nodes, got \(3, 4\)"),
         ({"target_probs": STAR_PROBS[0]}, ValueError, r"got \(4,\)"),
         ({"target_probs": [[]] * 4}, ValueError, r"got \(4, 0\)"),

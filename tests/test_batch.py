@@ -170,6 +170,8 @@ def test_what_does_not_fit_is_refused() -> None:
         pad_to_bucket([DraftTree.root_only(1), tree], 2)
     with pytest.raises(ValueError, match="expected at most batch_size = 1 trees, got 2"):
         pad_to_bucket([tree, tree], 3, 1)
+    with pytest.raises(TypeError, match="row 1 must be a DraftTree, got TreeShape"):
+        pad_to_bucket([tree, tree.shape], 3)
     with pytest.raises(ValueError, match="num_drafted"):
         pad_to_bucket([tree], -1)
     assert replace(pad_to_bucket([tree], 3), num_requests=1).input_ids.tolist() == [[1, 2, 3, 4]]

@@ -203,19 +203,27 @@ def test_an_interrupted_save_leaves_what_was_there(folder: Path, monkeypatch: py
 
 
 def test_what_cannot_be_saved_is_known_before(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_writable(tmp_path / "file.json")
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [folder]
     check_writable()
     with pytest.raises(ValueError, match="got the folder"):
         check_writable(tmp_path)
-    with pytest.raises(OSError, match="nowhere"):
+    with pytest.raises(OSError, match="a calibration cannot be saved there: No such file") as error:
         check_writable(tmp_path / "nowhere" / "file.json")
+    assert error.value.filename == str(tmp_path / "nowhere")
     (tmp_path / "file").touch()
     monkeypatch.setenv("TREEDECODE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(OSError, match="file"):
-        check_writable()
+    for attempt in (check_writable, lambda: save(of(here(folder)))):
+        with pytest.raises(OSError, match=f"TREEDECODE_CACHE is {tmp_path / 'file'}: '"):
+            attempt()
+
+
+def test_a_byte_order_mark_is_no_content(folder: Path) -> None:
+    path = save(of(here(folder)))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read(path) == of(here(folder))
 
 
 def test_it_loads_without_torch() -> None:

@@ -68,6 +68,8 @@ def test_round_trip() -> None:
         ([1], [float("inf")], ValueError, "positive and finite"),
         ([1.5], [1.0], TypeError, "must be an integer"),
         ([1], ["fast"], TypeError, "numbers of milliseconds"),
+        ([1], ["10"], TypeError, "numbers of milliseconds, got '10'"),
+        ([1], [True], TypeError, "numbers of milliseconds, got True"),
     ],
 )
 def test_bad_curves(rows: list, ms: list, error: type[Exception], message: str) -> None:

@@ -86,6 +86,13 @@ def test_a_layer_too_short_leaves_every_layer_alone():
     assert torch.equal(layers[0][0], numbered(1, 10, 2))
 
 
+def test_a_path_that_fits_exactly_is_taken():
+    cache = numbered(1, 10, 2)
+    commit_path(cache, cache.clone(), 8, [0, 1])
+    commit_path(cache, cache.clone(), 10, [])
+    assert torch.equal(cache, numbered(1, 10, 2))
+
+
 @st.composite
 def paged_requests(draw):
     block_size = draw(st.sampled_from([1, 2, 4, 16]))
@@ -166,10 +173,36 @@ LENGTHS = torch.zeros(3, dtype=torch.int64)
         (lambda: commit_paged(PAGED, PAGED, [1, 1], 0, [0, 2]), ValueError, "distinct blocks from 0 to 3"),
         (lambda: commit_paged(PAGED, PAGED, [0, 1.0], 0, [0, 2]), TypeError, "block of position 1"),
         (
-            lambda: commit_batch(CACHE, CACHE, LENGTHS, LENGTHS[:, None]),
+            lambda: commit_batch(CACHE[None], CACHE[None], LENGTHS, LENGTHS[:, None]),
             ValueError,
             r"expected path \[1, P\]",
         ),
+        (
+            lambda: commit_batch(CACHE, CACHE, LENGTHS[:1], LENGTHS[:1, None]),
+            ValueError,
+            r"shape \[B, heads, seq, dim\], got \[1, 8, 2\]",
+        ),
+        (
+            lambda: commit_paged(CACHE, CACHE, [0], 0, [0, 2]),
+            ValueError,
+            r"shape \[num_blocks, .*\], got \[1, 8, 2\]",
+        ),
+        (
+            lambda: commit_paged_batch(CACHE, CACHE, LENGTHS[:, None], LENGTHS, LENGTHS[:, None]),
+            ValueError,
+            r"shape \[num_blocks, .*\], got \[1, 8, 2\]",
+        ),
+        # nothing moves here, and yet the rows are not there
+        (lambda: commit_path(CACHE, CACHE, 20, [0]), ValueError, "expected at least 21 rows, got 8"),
+        (lambda: commit_path(CACHE, CACHE, 9, []), ValueError, "expected at least 9 rows, got 8"),
+        (lambda: commit_paged(PAGED, PAGED, [0], 2, [0]), ValueError, "at least 2 blocks of 2 rows, got 1"),
+        (lambda: commit_path(CACHE, CACHE, 2**31, [0]), ValueError, "prefix_len must be at most 2147483647"),
+        (
+            lambda: commit_path(CACHE.numpy(), CACHE.numpy(), 0, [0]),
+            TypeError,
+            r"torch tensor \[\.\.\., seq, dim\], got ndarray",
+        ),
+        (lambda: commit_path(CACHE[0, 0], CACHE[0, 0], 0, [0]), ValueError, r"seq, dim\], got \[2\]"),
     ],
 )
 def test_bad_input_is_refused_by_name(call, error, message):

@@ -101,12 +101,32 @@ def test_damaged_files_are_refused(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"draft_ms": -1.0}, "Value error, step 0: draft_ms must be at least 0 milliseconds, got -1.0"),
+        ({"prefix_len": "5"}, "prefix_len: Input should be a valid integer, got '5'"),
+        ({"parents": [-1, "0", 0]}, "parents[1]: Input should be a valid integer, got '0'"),
+    ],
+)
+def test_a_damaged_step_is_one_line(path, changes, message):
+    header, step, *rest = path.read_text().splitlines()
+    step = json.dumps(json.loads(step) | changes)
+    path.write_text("\n".join([header, step, *rest, ""]))
+    with pytest.raises(ValueError, match="line 2 is no step") as caught:
+        read_trace(path)
+    assert str(caught.value) == f"{path}, line 2 is no step of schema version 1: {message}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
         ({"token_ids": [1]}, "token_ids must have 3 entries, got 1"),
         ({"sources": ["root"]}, "sources must have 3 entries"),
         ({"top_logprobs": []}, "top_logprobs must have 3 entries"),
         ({"path": [1]}, r"path must start at 0 and stay below 3, got \[1\]"),
         ({"path": [0, 3]}, "path must start at 0"),
         ({"path": []}, "path must start at 0"),
+        ({"draft_ms": -1.0}, "draft_ms must be at least 0 milliseconds, got -1.0"),
+        ({"verify_ms": math.nan}, "verify_ms must be at least 0 milliseconds, got nan"),
+        ({"commit_ms": math.inf}, "commit_ms must be at least 0 milliseconds, got inf"),
     ],
 )
 def test_records_that_disagree_with_themselves_are_refused(changes, message):

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from treedecode.accept_batch import BatchAcceptance, walk_batch
 from treedecode.accept_inputs import METHODS, check_drawn, check_vocabulary, distributions, draws
 from treedecode.topology import count, int_tuple
-from treedecode.tree import DraftTree
+from treedecode.tree import DraftTree, check_tree
 
 if TYPE_CHECKING:
     import torch
@@ -64,9 +64,10 @@ def accept_greedy(tree: DraftTree, target_ids: ArrayLike | Sequence[int]) -> Acc
         target_ids: ``[N]`` integers, the target's choice after each node.
 
     Raises:
-        TypeError: a target id is not an integer.
+        TypeError: ``tree`` is no DraftTree, or a target id is not an integer.
         ValueError: there is not one target id per node, or an emitted one is negative.
     """
+    check_tree(tree)
     choices = int_tuple(target_ids, "target id")
     parents, tokens = tree.shape.parent_tuple, tree.token_tuple
     if len(choices) != len(parents):
@@ -129,12 +130,13 @@ def accept_sampled(
             neither is. All methods but ``"one_draw"`` take ``num_nodes`` numbers from it, used or not.
 
     Raises:
-        TypeError: probabilities that are not numbers, or a generator of another kind.
+        TypeError: no DraftTree, probabilities that are not numbers, or a generator of another kind.
         ValueError: another method, no ``draft_probs`` where they are needed, a wrong shape, a negative, NaN or not
             normalised row, a drafted token outside the vocabulary or without draft probability, a tree of
             ``DraftTree.build`` or repeated siblings where they cannot be draws, a uniform outside [0, 1), too few
             uniforms, or uniforms and a generator together.
     """
+    check_tree(tree)
     if method not in METHODS:
         raise ValueError(f"method must be one of {METHODS}, got {method!r}")
     probs = distributions(target_probs, "target_probs", tree.num_nodes)

@@ -60,7 +60,10 @@ def distributions(values: ArrayLike | torch.Tensor, what: str, num_nodes: int) -
     if not isinstance(values, (np.ndarray, list, tuple)):
         import torch
 
-        tensor = torch.as_tensor(values).detach().cpu()
+        try:
+            tensor = torch.as_tensor(values).detach().cpu()
+        except (RuntimeError, TypeError) as error:
+            raise TypeError(f"{what} must be numbers, got {type(values).__name__}") from error
         if tensor.dtype in (torch.float16, torch.bfloat16):
             tolerance, tensor = 1e-2, tensor.float()
         values = tensor.numpy()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treedecode.topology import count
-from treedecode.tree import DraftTree, TreeShape
+from treedecode.tree import DraftTree, TreeShape, check_tree
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,11 @@ def pad_trees(trees: Sequence[DraftTree], width: int | None = None) -> PaddedBat
     """Pad ``trees`` to ``width`` nodes each (to the largest if not given).
 
     Raises:
+        TypeError: a row is no DraftTree.
         ValueError: a tree has more than ``width`` nodes.
     """
+    for row, tree in enumerate(trees):
+        check_tree(tree, f"row {row}")
     largest = max((tree.num_nodes for tree in trees), default=1)
     width = largest if width is None else count(width, "width", minimum=1)
     if largest > width:

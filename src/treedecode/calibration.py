@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from treedecode import __version__
-from treedecode.models.default import cache_dir
+from treedecode.models.default import CACHE_VARIABLE, cache_dir
 from treedecode.surface import CostSurface
+from treedecode.trace import first_fault
 
 SCHEMA_VERSION = 1
 # More than this between the quartiles, and the machine had other work.
@@ -144,7 +145,7 @@ def read(path: Path) -> Calibration:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         content = json.loads(text)
         version = content.get("schema_version") if isinstance(content, dict) else None
         if version != SCHEMA_VERSION:
@@ -152,9 +153,7 @@ def read(path: Path) -> Calibration:
         record = TypeAdapter(_Record).validate_json(text, strict=True)
         surface = CostSurface.from_json(json.dumps(record.surface))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{path} is no calibration: {where}: {first['msg']}") from error
+        raise ValueError(f"{path} is no calibration: {first_fault(error)}") from error
     except (ValueError, TypeError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise ValueError(f"{path} is no calibration: {error}") from error
     return Calibration(record.conditions, surface, record.measured_at, record.num_repeats, record.spread)
@@ -173,7 +172,7 @@ def save(calibration: Calibration, path: Path | None = None) -> Path:
     """
     if path is None:
         path = path_of(calibration.conditions)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder()
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with scratch.open("w", encoding="utf-8") as file:
@@ -194,11 +193,17 @@ def check_writable(path: Path | None = None) -> None:
         ValueError: ``path`` is a folder.
     """
     if path is None:
-        _folder().mkdir(parents=True, exist_ok=True)
+        _make_folder()
     elif path.is_dir():
         raise ValueError(f"a calibration is saved to a file, got the folder {path}")
-    with tempfile.TemporaryFile(dir=_folder() if path is None else path.parent):
-        pass
+    folder = _folder() if path is None else path.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:  # names a file that nobody asked for
+        raise OSError(
+            error.errno, f"a calibration cannot be saved there: {error.strerror}", str(folder)
+        ) from error
 
 
 def find(conditions: Conditions) -> tuple[Calibration | None, str]:
@@ -258,6 +263,14 @@ def cpu_name() -> str:
 
 def _folder() -> Path:
     return cache_dir() / "calibrations"
+
+
+def _make_folder() -> None:
+    try:
+        _folder().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        hint = f"; {CACHE_VARIABLE} is {os.environ[CACHE_VARIABLE]}" if os.environ.get(CACHE_VARIABLE) else ""
+        raise OSError(error.errno, f"{error.strerror}{hint}", str(_folder())) from error
 
 
 def _stem(conditions: Conditions) -> str:

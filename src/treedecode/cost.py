@@ -187,6 +187,8 @@ def never_falling(values: Sequence[float]) -> list[float]:
 def as_ms(value: object) -> float:
     """``value`` as milliseconds; ``TypeError`` for what is no number, ``ValueError`` unless positive and finite."""
     try:
+        if isinstance(value, bool | str | bytes):
+            raise TypeError
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise TypeError(f"times must be numbers of milliseconds, got {value!r}") from None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from numpy.typing import ArrayLike
 
-from treedecode.topology import count, int_tuple
+from treedecode.topology import check_prefix_len, int_tuple
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +47,8 @@ def commit_path(
         path: accepted nodes, root first; any order of distinct nodes is moved right.
 
     Raises:
-        TypeError: a node is not an integer.
-        ValueError: a node is negative, repeated, or past the end of the cache.
+        TypeError: a node is not an integer, or a cache no tensor.
+        ValueError: a node is negative, repeated, or past the end of the cache, or a cache has one dimension.
     """
     commit_layers([(key, value)], prefix_len, path)
 
@@ -59,16 +59,18 @@ def commit_layers(
     """``commit_path`` for every ``(key, value)`` of ``layers``; the indices are made once."""
     import torch
 
-    prefix_len = count(prefix_len, "prefix_len")
-    sources, destinations = commit_moves(path)
-    if not sources:
-        return
-    num_rows = prefix_len + 1 + max(*sources, *destinations)
-    indices = torch.tensor([sources, destinations]) + prefix_len
+    prefix_len = check_prefix_len(prefix_len)
+    nodes = int_tuple(path, "path node", "position")
+    sources, destinations = commit_moves(nodes)
+    num_rows = prefix_len + 1 + max(nodes, default=-1)
     caches = [cache for layer in layers for cache in layer]
+    _check_caches(caches, 2, "[..., seq, dim]")
     shortest = min((cache.shape[-2] for cache in caches), default=num_rows)
     if shortest < num_rows:
         raise ValueError(f"the path ends past the cache: expected at least {num_rows} rows, got {shortest}")
+    if not sources:
+        return
+    indices = torch.tensor([sources, destinations]) + prefix_len
     for cache in caches:
         indices = indices.to(cache.device)
         cache.index_copy_(-2, indices[1], cache.index_select(-2, indices[0]))
@@ -87,10 +89,12 @@ def commit_batch(
             cache.
 
     Raises:
-        ValueError: the shapes disagree.
+        TypeError: a cache is no tensor.
+        ValueError: a cache has fewer dimensions than four, or the shapes disagree.
     """
     import torch
 
+    _check_caches((key, value), 4, "[B, heads, seq, dim]")
     _check_batch(prefix_lens, path, key.shape[0])
     sources, destinations = _batch_rows(prefix_lens, path)
     rows = torch.arange(len(path), device=path.device)[:, None]
@@ -119,24 +123,26 @@ def commit_paged(
         slot_dim: dimension of the slots within a block.
 
     Raises:
-        TypeError: a node or a block is not an integer.
-        ValueError: a node is negative or repeated, the block table is too short for the path, or one of its
-            blocks is not in the cache or holds two parts of the path.
+        TypeError: a node or a block is not an integer, or a cache no tensor.
+        ValueError: a node is negative or repeated, the block table is too short for the path, one of its blocks
+            is not in the cache or holds two parts of the path, or a cache has fewer dimensions than four.
     """
     import torch
 
-    prefix_len = count(prefix_len, "prefix_len")
-    sources, destinations = commit_moves(path)
-    if not sources:
-        return
+    prefix_len = check_prefix_len(prefix_len)
+    nodes = int_tuple(path, "path node", "position")
+    sources, destinations = commit_moves(nodes)
+    _check_caches((key_cache, value_cache), 4, "[num_blocks, block_size, heads, dim]")
     block_size = key_cache.shape[slot_dim]
     table = int_tuple(block_table, "block", "position")
-    num_rows = prefix_len + 1 + max(*sources, *destinations)
+    num_rows = prefix_len + 1 + max(nodes, default=-1)
     if len(table) * block_size < num_rows:
         raise ValueError(
             f"the path ends past the block table: expected at least {-(-num_rows // block_size)} blocks of "
             f"{block_size} rows, got {len(table)}"
         )
+    if not sources:
+        return
     used = table[prefix_len // block_size : -(-num_rows // block_size)]
     num_blocks = min(key_cache.shape[0], value_cache.shape[0])
     if not 0 <= min(used) <= max(used) < num_blocks or len(set(used)) != len(used):
@@ -170,15 +176,27 @@ def commit_paged_batch(
         slot_dim: dimension of the slots within a block.
 
     Raises:
-        ValueError: the shapes disagree.
+        TypeError: a cache is no tensor.
+        ValueError: a cache has fewer dimensions than four, or the shapes disagree.
     """
     import torch
 
+    _check_caches((key_cache, value_cache), 4, "[num_blocks, block_size, heads, dim]")
     _check_batch(prefix_lens, path, len(block_tables))
     block_size = key_cache.shape[slot_dim]
     rows = torch.stack(_batch_rows(prefix_lens, path))
     blocks = block_tables.long().expand(2, *block_tables.shape).gather(2, rows // block_size)
     _move_slots(key_cache, value_cache, blocks, rows % block_size, slot_dim)
+
+
+def _check_caches(caches: Sequence[torch.Tensor], num_dims: int, shape: str) -> None:
+    import torch
+
+    for cache in caches:
+        if not isinstance(cache, torch.Tensor):
+            raise TypeError(f"a cache must be a torch tensor {shape}, got {type(cache).__name__}")
+        if cache.ndim < num_dims:
+            raise ValueError(f"a cache must have shape {shape}, got {list(cache.shape)}")
 
 
 def _check_batch(prefix_lens: torch.Tensor, path: torch.Tensor, batch_size: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from treedecode.topology import count
+from treedecode.topology import check_prefix_len, count
 
 if TYPE_CHECKING:
     import torch
@@ -138,7 +138,7 @@ def step_mask(
     Raises:
         ValueError: ``prefix_len`` is negative or ``window`` is under 1.
     """
-    prefix_len = count(prefix_len, "prefix_len")
+    prefix_len = check_prefix_len(prefix_len)
     num_nodes = len(depths)
     mask = np.ones((num_nodes, prefix_len + num_nodes), np.bool_)
     mask[:, prefix_len:] = tree_mask

@@ -196,10 +196,11 @@ class TreeShape(Frozen):
         return masks.ancestor_bits(self.parent_tuple)
 
     def children(self, node: int) -> tuple[int, ...]:
-        """Children of ``node`` in rank order. ``ValueError`` if there is no such node."""
-        if not 0 <= node < self.num_nodes:
-            raise ValueError(f"nodes are 0 to {self.num_drafted}, got {node}")
-        return self._children[node]
+        """Children of ``node`` in rank order. ``TypeError`` if it is no integer, ``ValueError`` if there is none."""
+        index = node if type(node) is int and node >= 0 else topology.count(node, "node")
+        if index > self.num_drafted:
+            raise ValueError(f"nodes are 0 to {self.num_drafted}, got {index}")
+        return self._children[index]
 
     def prefix(self, num_drafted: int) -> TreeShape:
         """Keep the root and the first ``num_drafted`` drafted nodes (all of them if there are fewer)."""
@@ -222,7 +223,7 @@ class TreeShape(Frozen):
 
     def position_ids(self, prefix_len: int) -> np.ndarray:
         """Int64 ``[N]``: ``prefix_len + depth``, where ``prefix_len`` tokens are in the cache."""
-        return self.depths.astype(np.int64) + topology.count(prefix_len, "prefix_len")
+        return self.depths.astype(np.int64) + topology.check_prefix_len(prefix_len)
 
     def packed_mask(self, bits: int = 64) -> np.ndarray:
         """Unsigned ``[N, ceil(N / bits)]``, bits 32 or 64: node j is bit ``j % bits`` of word ``j // bits``."""

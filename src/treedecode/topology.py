@@ -8,6 +8,7 @@ is imported.
 from __future__ import annotations
 
 import operator
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -15,6 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 RankPath = tuple[int, ...]
+
+# Everything here can become an int64 array.
+_LIMIT = 2**63
+# No context is longer, and the position of every node fits into 64 bits with room.
+MAX_PREFIX_LEN = 2**31 - 1
 
 
 def int_tuple(values: ArrayLike | Sequence[int], what: str, item: str = "node") -> tuple[int, ...]:
@@ -27,18 +33,26 @@ def int_tuple(values: ArrayLike | Sequence[int], what: str, item: str = "node") 
 
     Raises:
         TypeError: a value is a bool, a float or anything else that is not an integer.
-        ValueError: the values have more or fewer dimensions than one.
+        ValueError: the values have more or fewer dimensions than one, or do not fit into 64 bits.
     """
     if isinstance(values, (list, tuple)):
         if set(map(type, values)) <= {int}:
-            return cast(tuple[int, ...], tuple(values))
+            numbers = cast(tuple[int, ...], tuple(values))
+            try:
+                array("q", numbers)
+            except OverflowError:
+                pass
+            else:
+                return numbers
         return tuple(_as_int(value, f"{what} of {item} {i}") for i, value in enumerate(values))
-    array = np.asarray(values)
-    if array.ndim != 1:
-        raise ValueError(f"{what} must have one dimension, got shape {array.shape}")
-    if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"{what} must be integers, got dtype {array.dtype}")
-    return tuple(array.tolist())
+    given = np.asarray(values)
+    if given.ndim != 1:
+        raise ValueError(f"{what} must have one dimension, got shape {given.shape}")
+    if given.size and given.dtype.kind not in "iu":
+        raise TypeError(f"{what} must be integers, got dtype {given.dtype}")
+    if given.dtype == np.uint64:
+        return tuple(_as_int(value, f"{what} of {item} {i}") for i, value in enumerate(given.tolist()))
+    return tuple(given.tolist())
 
 
 def count(value: int, what: str, minimum: int = 0) -> int:
@@ -46,7 +60,7 @@ def count(value: int, what: str, minimum: int = 0) -> int:
 
     Raises:
         TypeError: it is not an integer.
-        ValueError: it is too small.
+        ValueError: it is too small, or does not fit into 64 bits.
     """
     number = _as_int(value, what)
     if number < minimum:
@@ -54,13 +68,25 @@ def count(value: int, what: str, minimum: int = 0) -> int:
     return number
 
 
+def check_prefix_len(value: int) -> int:
+    """Return a number of cached tokens as a Python integer; raises as ``count``, also above 2**31 - 1."""
+    number = count(value, "prefix_len")
+    if number > MAX_PREFIX_LEN:
+        raise ValueError(f"prefix_len must be at most {MAX_PREFIX_LEN}, got {number}")
+    return number
+
+
 def _as_int(value: object, what: str) -> int:
     # bool has __index__, but True as a count, a token or a rank is always a mistake
     if not isinstance(value, (bool, np.bool_)):
         try:
-            return operator.index(value)  # type: ignore[arg-type]
+            number = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
             pass
+        else:
+            if -_LIMIT <= number < _LIMIT:
+                return number
+            raise ValueError(f"{what} must fit into 64 bits, got {number}")
     raise TypeError(f"{what} must be an integer, got {value!r} ({type(value).__name__})")
 
 

@@ -9,7 +9,10 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 SCHEMA_VERSION = 1
 _DIGITS = 6  # of logprobs, scores and milliseconds: far below the rounding of float32 logits
@@ -35,7 +38,7 @@ class StepRecord:
         commit_ms: Walk and compaction of the cache.
 
     Raises:
-        ValueError: The columns disagree about ``N``, or the path leaves the tree.
+        ValueError: The columns disagree about ``N``, a time is negative or not finite, or the path leaves the tree.
     """
 
     index: int
@@ -59,6 +62,11 @@ class StepRecord:
             if column is not None and len(column) != num_nodes:
                 raise ValueError(
                     f"step {self.index}: {name} must have {num_nodes} entries, got {len(column)}"
+                )
+        for name in ("draft_ms", "verify_ms", "commit_ms"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"step {self.index}: {name} must be at least 0 milliseconds, got {getattr(self, name)}"
                 )
         if not self.path or self.path[0] != 0 or max(self.path) >= num_nodes:
             raise ValueError(
@@ -150,10 +158,10 @@ def read_trace(path: str | Path) -> Trace:
         OSError: The file cannot be read.
         ValueError: It is no trace, of another schema version, or damaged; names the line.
     """
-    from pydantic import TypeAdapter
+    from pydantic import TypeAdapter, ValidationError
 
-    to_record = TypeAdapter(StepRecord).validate_python
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    adapter = TypeAdapter(StepRecord)
+    lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     # text after the last line feed is a line that was not finished
     parsed = [_parse(path, number, line) for number, line in enumerate(lines[:-1], 1)]
     if not parsed or parsed[0].get("type") != "header":
@@ -166,13 +174,21 @@ def read_trace(path: str | Path) -> Trace:
         if line.pop("type", None) != "step":
             raise ValueError(f'{path}, line {number}: expected "type": "step" after the header')
         try:
-            steps.append(to_record(line))
-        except ValueError as error:  # pydantic's errors are ValueErrors
-            reason = " ".join(str(error).split())
+            steps.append(adapter.validate_json(json.dumps(line), strict=True))
+        except ValidationError as error:
             raise ValueError(
-                f"{path}, line {number} is no step of schema version {version}: {reason}"
+                f"{path}, line {number} is no step of schema version {version}: {first_fault(error)}"
             ) from error
     return Trace(header, steps)
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first of pydantic's complaints in one line: place, rule and what was there."""
+    first = error.errors()[0]
+    found = first["input"]
+    got = "" if first["type"] in ("missing", "json_invalid", "value_error") else f", got {found!r:.60}"
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    return (f"{place.removeprefix('.')}: " if place else "") + first["msg"] + got
 
 
 def _parse(path: str | Path, number: int, line: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from treedecode import topology
 from treedecode.shape import Frozen, TreeShape, read_only
 
-__all__ = ["DraftTree", "TreeShape", "depth_room"]
+__all__ = ["DraftTree", "TreeShape", "check_tree", "depth_room"]
 
 
 @final
@@ -279,6 +279,12 @@ def depth_room(prefix_len: int, max_len: int) -> int:
     return max(0, max_len - prefix_len - 2)
 
 
+def check_tree(tree: object, what: str = "tree") -> None:
+    """Raises TypeError unless ``tree`` is a DraftTree; a bare shape has no tokens to compare."""
+    if not isinstance(tree, DraftTree):
+        raise TypeError(f"{what} must be a DraftTree, got {type(tree).__name__}")
+
+
 def _check_tokens(token_ids: ArrayLike | Sequence[int], num_nodes: int) -> tuple[int, ...]:
     tokens = topology.int_tuple(token_ids, "token id")
     if len(tokens) != num_nodes:
@@ -305,7 +311,10 @@ def _check_siblings(parents: tuple[int, ...], tokens: tuple[int, ...]) -> None:
 def _check_scores(scores: ArrayLike | Sequence[float] | None, num_nodes: int) -> tuple[float, ...] | None:
     if scores is None:
         return None
-    array = np.asarray(scores)
+    try:
+        array = np.asarray(scores)
+    except RuntimeError as error:  # a tensor that tracks gradients
+        raise TypeError(f"scores must be numbers (log reach): {error}") from None
     if array.dtype.kind not in "fiu":
         raise TypeError(f"scores must be numbers (log reach), got dtype {array.dtype}")
     if array.shape != (num_nodes,):

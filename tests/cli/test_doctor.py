@@ -126,9 +126,24 @@ def test_missing_packages(findings, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", version)
     found = findings(code=1)
     assert found["torch"]["detail"] == "not installed: pip install torch"
-    assert "treedecode[vllm]" in found["vllm"]["detail"]
+    assert "pip install 'vllm>=" in found["vllm"]["detail"]
     assert not found["triton"]["works"]
     assert "CPU" not in found
+
+
+def test_narrow_terminals_wrap_lines_and_no_words(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "10")
+    narrow = run("doctor").out
+    monkeypatch.setenv("COLUMNS", "80")
+    assert narrow == run("doctor").out
+
+
+def test_another_vllm(findings, monkeypatch):
+    """The same words as serve."""
+    monkeypatch.setattr("treedecode.vllm.compat.vllm_version", lambda: "0.31.0")
+    found = findings()["vllm"]
+    assert not found["works"]
+    assert found["detail"].startswith("trees need vLLM 0.32, got 0.31.0: pip install 'vllm>=0.32")
 
 
 def test_as_a_program():

@@ -143,6 +143,20 @@ def test_measured_cost_by_context(planned, tmp_path):
     assert planned("--cost", path, "--context", "1000")["tree"]["plain_ms"] == pytest.approx(30.0, rel=0.05)
 
 
+def test_a_context_that_was_not_measured_is_said(run, tmp_path):
+    path = tmp_path / "surface.json"
+
+    def said(*args):
+        return " ".join(run("plan", "--cost", path, *args).out.split())
+
+    path.write_text(td.CostSurface([1, 8], [64, 1000], [[10.0, 20.0], [30.0, 80.0]]).to_json())
+    assert "times at 64 to 1000 tokens of context, extrapolated for 9999" in said("--context", "9999")
+    assert "times at 64 to 1000 tokens of context, taken as they are for 10" in said("--context", "10")
+    assert "tokens of context" not in said("--context", "1000")
+    path.write_text(td.CostSurface([1, 8], [64], [[10.0, 20.0]]).to_json())
+    assert "times at 64 tokens of context, taken as they are for 9999" in said("--context", "9999")
+
+
 def test_cost_of_a_calibration(planned, run, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     conditions = Conditions.here(tmp_path, "cpu", "float32", "fused", "blocked", "int8")
@@ -291,6 +305,7 @@ def test_bad_input(run, args, words):
         (b"[]", ["rows"]),
         (b'{"rows": [1, 2], "ms": [2.0, 1.0]}', ["must not fall"]),
         (b'{"rows": [1], "ms": ["x"]}', ["times must be numbers"]),
+        (b'{"rows": [1], "ms": ["10"]}', ["times must be numbers", "'10'"]),
         (b'{"schema_version": 99}', ["schema_version 1", "99"]),
     ],
 )

@@ -59,7 +59,7 @@ def expected(folder: Path, model: LoadedModel) -> list[int]:
 def test_what_was_loaded(model: LoadedModel, folder: Path) -> None:
     assert model.path == folder
     assert (model.device.type, model.dtype) == ("cpu", torch.float64)
-    assert (model.implementation, model.linear, model.head) == ("fused", "torch", "float32")
+    assert (model.implementation, model.linear, model.head) == ("fused", "torch", "float64")
     assert model.config.model_type == "llama"
     assert model.eos_token_ids == {END}  # the checkpoint names none, so the tokenizer's
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -138,6 +140,20 @@ def test_files_that_are_no_calibration(
     with pytest.raises(ValueError, match=words) as error:
         load(folder, calibration=file)
     assert str(file) in str(error.value)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_a_loaded_model_is_not_copied(
+    folder: Path, measured: list[Any], copied: Callable[[Any], Any]
+) -> None:
+    model = load(folder)
+    with pytest.raises(TypeError, match=r"neither copied nor pickled: .* treedecode\.load"):
+        copied(model)
+    assert copy.copy(model).target is model.target
+
+
+def test_the_head_is_named_by_its_dtype(folder: Path, measured: list[Any]) -> None:
+    assert load(folder, dtype="float64").head == "float64"
 
 
 def test_anything_else_is_refused() -> None:

@@ -124,14 +124,14 @@ def test_candidates_for_the_next_token_are_noticed(tmp_path: Path) -> None:
         (b"[1]\n", "line 1: Input should be an object"),
         (b"\xff\xfe", "must be UTF-8"),
         (b'{"type":"header","schema_version":7}\n', "schema version 7"),
-        (b'{"type":"header","schema_version":1}\n', "the header must have prompt_ids"),
+        (b'{"type":"header","schema_version":1}\n', "the header's prompt_ids: Field required"),
         (
             b'{"type":"header","schema_version":1,"prompt_ids":[1],"settings":3}\n',
-            "settings must be an object",
+            "the header's settings: Input should be an object, got 3",
         ),
         (
             b'{"type":"header","schema_version":1,"prompt_ids":[1],"cost":{"rows":[1]}}\n',
-            "the header's cost is none",
+            "the header's cost cannot be read: a cost must be a JSON object",
         ),
     ],
 )
@@ -153,6 +153,7 @@ def test_files_that_are_neither(tmp_path: Path, content: bytes, message: str) ->
         ({"token_ids": [3, 4]}, "its root must be the last emitted token"),
         ({"path": [0, 1], "emitted_ids": [96]}, "path must run down the tree and spell the emitted tokens"),
         ({"top_ids": [[1], [2]]}, "must have the same number of entries"),
+        ({"top_logprobs": [[None, None]] * 2}, "must start with a number for every node, got null"),
     ],
 )
 def test_traces_that_contradict_themselves(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -173,6 +174,51 @@ def test_traces_that_contradict_themselves(tmp_path: Path, changes: dict[str, An
     with pytest.raises(ValueError, match=message) as caught:
         read_recordings([path])
     assert f"{path}, step {step['index']}: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt_ids": [1, "2"]}, r"prompt_ids\[1\]: Input should be a valid integer, got '2'"),
+        ({"prompt_ids": [1, -2]}, r"prompt_ids\[1\]: Input should be greater than or equal to 0, got -2"),
+        ({"max_positions": "x"}, "max_positions: Input should be a valid integer, got 'x'"),
+        ({"max_positions": -5}, "max_positions: Input should be greater than 0, got -5"),
+        ({"settings": {"dense": "no"}}, "settings.dense: Input should be a valid boolean, got 'no'"),
+        (
+            {"settings": {"budget": -1}},
+            "settings.budget.*: Input should be greater than or equal to 0, got -1",
+        ),
+        ({"settings": {"drafter": 3}}, "settings.drafter: Input should be a valid string, got 3"),
+        ({"settings": {"max_new_tokens": True}}, "settings.max_new_tokens: Input should be a valid integer"),
+        ({"settings": {"stop_ids": "x"}}, "settings.stop_ids: Input should be a valid array, got 'x'"),
+    ],
+)
+def test_headers_that_break_a_rule(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = record(tmp_path / "trace", "merged", 4, count=10).path
+    header, *steps = [json.loads(line) for line in path.read_text().splitlines()]
+    changes = {
+        key: header[key] | value if isinstance(value, dict) else value for key, value in changes.items()
+    }
+    write(path, header | changes, *steps)
+    with pytest.raises(ValueError, match=f"the header's {message}") as caught:
+        read_recordings([path])
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value) and "http" not in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    """Editors on Windows put one in front."""
+    for path in (
+        record(tmp_path / "trace", "merged", 4, count=10).path,
+        write(tmp_path / "log", LOGGED),
+    ):
+        (without,) = read_recordings([path])
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        (found,) = read_recordings([path])
+        assert (found.output_ids, found.trees) == (without.output_ids, without.trees)
+    curve = tmp_path / "curve"
+    curve.write_bytes(b'\xef\xbb\xbf{"rows": [1, 8], "ms": [10, 20]}')
+    assert read_cost(curve).at(0).ms(8) == 20.0
 
 
 def test_what_is_replayed(tmp_path: Path) -> None:

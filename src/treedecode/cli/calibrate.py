@@ -19,7 +19,7 @@ from treedecode.calibration import Calibration, check_writable, save
 from treedecode.cli.numbers import number
 from treedecode.cli.options import Device, Dtype, Revision
 from treedecode.cli.outcome import INTERRUPTED, bad_input
-from treedecode.cli.output import print_json
+from treedecode.cli.output import print_json, table_console
 from treedecode.cli.progress import Stages
 from treedecode.models import quiet_transformers
 
@@ -126,7 +126,7 @@ def _show(made: Calibration, path: Path) -> None:
         table.add_column(f"{context:,} tokens", justify="right")
     for place, count in enumerate(surface.rows):
         table.add_row(str(count), *(f"{line[place]:.2f}" for line in surface.ms_at))
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = table_console()
     console.print(table)
     console.print(
         f"Medians of {made.num_repeats} or more passes each, which vary by {made.spread:.0%}; "

@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from treedecode import __version__
 from treedecode.calibration import cpu_name, saved_for
-from treedecode.cli.output import print_json
+from treedecode.cli.output import print_json, table_console
 from treedecode.cli.progress import Stages
 from treedecode.models.default import LICENSE_NOTE, default_model_dir, is_converted, missing_extra
+from treedecode.vllm.compat import check_version, vllm_version
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def doctor(
             table.add_column(overflow="fold")  # a path that is cut is of no use
         for finding in findings:
             table.add_row("yes" if finding.works else "no", finding.name, finding.detail)
-        Console(highlight=False, markup=False, soft_wrap=True).print(table)
+        table_console().print(table)
     return 0 if healthy else 1
 
 
@@ -174,5 +174,8 @@ def _calibration() -> Finding:
 
 
 def _vllm() -> Finding:
-    found = _installed("vllm")
-    return found if found.works else Finding("vllm", False, "not installed: pip install 'treedecode[vllm]'")
+    try:
+        check_version()
+    except ValueError as error:
+        return Finding("vllm", False, str(error))
+    return Finding("vllm", True, vllm_version() or "")

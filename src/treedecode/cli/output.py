@@ -7,6 +7,17 @@ import os
 import sys
 from typing import Any
 
+from rich.console import Console
+
+_NARROWEST = 80
+
+
+def table_console() -> Console:
+    """A console for tables, at least 80 columns wide: narrower terminals wrap lines better than cells do."""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.width = max(console.width, _NARROWEST)
+    return console
+
 
 def print_json(content: Any) -> None:
     """Prints one JSON object; characters that standard output has no code for are escaped."""

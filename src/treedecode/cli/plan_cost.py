@@ -12,7 +12,7 @@ import typer
 
 from treedecode import calibration
 from treedecode.roofline import Roofline
-from treedecode.surface import Cost, cost_from_json
+from treedecode.surface import Cost, CostSurface, cost_from_json
 from treedecode.sweep import StepCost
 
 DEFAULT_HARDWARE = "h100"
@@ -78,13 +78,18 @@ class CostOptions:
                 f"--cost is measured and needs no roofline: leave {', '.join(given)} out, or --cost"
             )
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
             kept, measured_on = _read_cost(path, text)
         except OSError as error:
             raise typer.TyperException(f"--cost: cannot read {path}: {error.strerror}") from error
         except (ValueError, TypeError) as error:
             raise typer.TyperException(f"--cost {path}: {error}") from error
         curve = kept.at(self.context)
+        if isinstance(kept, CostSurface) and not kept.prefix_lens[0] <= self.context <= kept.prefix_lens[-1]:
+            first, last = kept.prefix_lens[0], kept.prefix_lens[-1]
+            span = f"{last}" if first == last else f"{first} to {last}"
+            how = "taken as they are" if first == last or self.context < first else "extrapolated"
+            measured_on += f"; times at {span} tokens of context, {how} for {self.context}"
         return PlanCost(
             step_ms=lambda _batch, rows: curve.ms(rows),
             description=f"measured up to {curve.rows[-1]} rows, extrapolated beyond{measured_on}",

@@ -68,8 +68,9 @@ class LoadedModel:
 
     @property
     def head(self) -> str:
-        """Code that finds the best tokens of the vocabulary: "float32" or "int8-screened" (exact all the same)."""
-        return self.target.head_kind
+        """Code that finds the best tokens of the vocabulary: the dtype of its product, or "int8-screened" (exact)."""
+        kind = self.target.head_kind
+        return str(self.dtype).removeprefix("torch.") if kind == "float32" else kind
 
 
 @dataclass(frozen=True, eq=False)

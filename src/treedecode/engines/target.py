@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -57,6 +57,11 @@ class Target(ABC):
     device: torch.device
     vocab_size: int
     max_positions: int | None
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a loaded model can be neither copied nor pickled: share the object, or load it again with treedecode.load"
+        )
 
     def new_cache(self, capacity: int) -> KVCache:
         """An empty cache with room for ``capacity`` rows."""

@@ -41,7 +41,7 @@ def read_cost(path: str | Path) -> Cost:
         ValueError: It holds none of these; names the file.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
         data = json.loads(text)
         if isinstance(data, dict) and "schema_version" in data:
             return calibration.read(Path(path)).surface

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from treedecode.replay.recording import Recording, Row, Text
 from treedecode.shape import TreeShape
+from treedecode.trace import first_fault
 from treedecode.tree import DraftTree
 
 # Of a candidate whose log did not say it, by rank: means over 318 greedy positions of the default model, four texts.
@@ -58,9 +59,7 @@ def parse_request(line: str, where: str) -> Recording:
     try:
         request = LoggedRequest.model_validate_json(line)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = _place(first["loc"])
-        raise ValueError(f"{where}: {place + ': ' if place else ''}{first['msg']}") from None
+        raise ValueError(f"{where}: {first_fault(error)}") from None
     try:
         rows = _rows(request)
         trees = _trees(request)
@@ -75,10 +74,6 @@ def parse_request(line: str, where: str) -> Recording:
         dense=request.draft_ids is not None,
         rows=rows,
     )
-
-
-def _place(path: tuple[int | str, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else part for part in path)
 
 
 def _rows(request: LoggedRequest) -> dict[Text, Row]:

@@ -5,13 +5,39 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
-from treedecode.replay.logged import parse_request
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+
+from treedecode.replay.logged import TokenId, parse_request
 from treedecode.replay.recording import Recording, Row, Text, tails, text_of
 from treedecode.shape import TreeShape
 from treedecode.surface import Cost, cost_from_json
-from treedecode.trace import StepRecord, Trace, read_trace
+from treedecode.trace import StepRecord, Trace, first_fault, read_trace
 from treedecode.tree import DraftTree
+
+
+class _Settings(BaseModel):
+    """What replay uses of a header's settings."""
+
+    model_config = ConfigDict(strict=True)
+
+    max_new_tokens: NonNegativeInt | None = None
+    budget: NonNegativeInt | Literal["auto"] | None = None
+    drafter: str | None = None
+    dense: bool = False
+    stop_ids: list[TokenId] = []
+
+
+class _Header(BaseModel):
+    """What replay uses of a trace's header; other fields are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    prompt_ids: list[TokenId]
+    max_positions: PositiveInt | None = None
+    settings: _Settings = _Settings()
+    cost: Any = None
 
 
 def read_recordings(paths: Sequence[str | Path]) -> list[Recording]:
@@ -27,7 +53,7 @@ def read_recordings(paths: Sequence[str | Path]) -> list[Recording]:
 def read_file(path: str | Path) -> list[Recording]:
     """The recordings of one file; raises as :func:`read_recordings`."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be UTF-8 text: {error}") from None
     if _is_trace(text):
@@ -56,14 +82,11 @@ def from_trace(trace: Trace, name: str) -> Recording:
     Raises:
         ValueError: Steps contradict each other or the header; names the step.
     """
-    header = trace.header
-    prompt_ids, settings = header.get("prompt_ids"), header.get("settings", {})
-    if not isinstance(prompt_ids, list) or not all(type(token) is int for token in prompt_ids):
-        raise ValueError(
-            f"{name}: the header must have prompt_ids, a list of integers, got {prompt_ids!r:.60}"
-        )
-    if not isinstance(settings, dict):
-        raise ValueError(f"{name}: the header's settings must be an object, got {settings!r:.60}")
+    try:
+        header = _Header.model_validate_json(json.dumps(trace.header))
+    except ValidationError as error:
+        raise ValueError(f"{name}: the header's {first_fault(error)}") from None
+    prompt_ids, settings = header.prompt_ids, header.settings
     output: list[int] = [trace.steps[0].token_ids[0]] if trace.steps else []
     trees: dict[int, DraftTree] = {}
     for step in trace.steps:
@@ -82,15 +105,15 @@ def from_trace(trace: Trace, name: str) -> Recording:
         name=name,
         prompt_ids=tuple(prompt_ids),
         output_ids=tuple(output),
-        max_emitted=_max_emitted(header, settings, len(prompt_ids), len(output)),
+        max_emitted=_max_emitted(header, len(prompt_ids), len(output)),
         trees=trees,
-        dense=settings.get("dense") is True,
+        dense=settings.dense,
         rows=rows,
-        drafter=settings.get("drafter"),
-        budget=settings.get("budget"),
+        drafter=settings.drafter,
+        budget=settings.budget,
         step_ms=tuple((len(step.parents), step.verify_ms) for step in trace.steps if step.verify_ms > 0.0),
         draft_ms=tuple(step.draft_ms for step in trace.steps if len(step.parents) > 1),
-        cost=_cost(header, name),
+        cost=_cost(header.cost, name),
     )
 
 
@@ -118,6 +141,8 @@ def _check_step(step: StepRecord, tree: DraftTree, num_prompt: int, output: list
         raise ValueError(
             "top_ids and top_logprobs must have the same number of entries, at least 1, for every node"
         )
+    if any(known[0] is None for known in step.top_logprobs):
+        raise ValueError("top_logprobs must start with a number for every node, got null")
     if not step.emitted_ids:
         raise ValueError("every step emits a token, got none")
     for node, parent, token in zip(step.path[1:], step.path, step.emitted_ids, strict=False):
@@ -129,20 +154,20 @@ def _check_step(step: StepRecord, tree: DraftTree, num_prompt: int, output: list
         )
 
 
-def _max_emitted(header: dict, settings: dict, num_prompt: int, num_emitted: int) -> int:
+def _max_emitted(header: _Header, num_prompt: int, num_emitted: int) -> int:
     """Tokens that the run was allowed to emit; at least those that it did."""
-    limit, positions = settings.get("max_new_tokens"), header.get("max_positions")
-    if type(limit) is not int:
+    limit, positions = header.settings.max_new_tokens, header.max_positions
+    if limit is None:
         return num_emitted
-    if type(positions) is int:
+    if positions is not None:
         limit = min(limit, positions - num_prompt)
     return max(limit, num_emitted)
 
 
-def _cost(header: dict, name: str) -> Cost | None:
-    if header.get("cost") is None:
+def _cost(cost: Any, name: str) -> Cost | None:
+    if cost is None:
         return None
     try:
-        return cost_from_json(json.dumps(header["cost"]))
+        return cost_from_json(json.dumps(cost))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{name}: the header's cost is none: {error}") from None
+        raise ValueError(f"{name}: the header's cost cannot be read: {error}") from None
