@@ -112,8 +112,12 @@ def test_every_context_gives_a_curve(table: list[list[float]], prefix_lens: list
     rows = [1, 2, 6, 9, 30]
     points = [(n, 7 * c, ms) for c, line in enumerate(table) for n, ms in zip(rows, line, strict=True)]
     surface = CostSurface.fit(*zip(*points, strict=True))
-    costs = [surface.at(context).ms(40) for context in sorted(prefix_lens)]
-    assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(costs))
+    for count in (1, 17, 30):  # beyond the measured rows every context goes on by its own curve's last slope
+        costs = [surface.at(context).ms(count) for context in sorted(prefix_lens)]
+        assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(costs))
+    for context in prefix_lens:
+        table = surface.at(context).table(60)
+        assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(table))
 
 
 def test_round_trip() -> None:
