@@ -112,9 +112,9 @@ class CostSurface:
         Interpolated between the measured contexts, and that of the first below it. Beyond the last every row count
         grows by the slope of its last piece (attention is linear in the context, and windowed layers are full long
         before), or by that of a smaller row count where that is steeper, so that cost never falls as rows are added;
-        a single context says nothing of growth, and holds everywhere. Beyond the last row count each context goes on by
-        its own last slope, so there, and only there, a longer context can come out a little cheaper. For a lookup per step, curves are kept and
-        contexts rounded down to six leading bits: at most 1/32 of the context.
+        a single context says nothing of growth, and holds everywhere. Beyond the last row count each context goes on
+        by its own last slope, so there, and only there, a longer context can come out a little cheaper. For a lookup
+        per step, curves are kept and contexts rounded down to six leading bits: at most 1/32 of the context.
 
         Raises:
             ValueError: below 0.
