@@ -59,3 +59,9 @@ def test_drafting_and_verification_are_not_correlated(other):
 def test_bad_keys_are_refused(stream, arguments, error, message):
     with pytest.raises(error, match=message):
         stream(*arguments)
+
+
+def test_seeds_have_128_bits() -> None:
+    drafting_uniforms(2**128 - 1, 0, 1)
+    with pytest.raises(ValueError, match=r"seed must be below 2\*\*128 in size"):
+        drafting_uniforms(2**128, 0, 1)

@@ -40,7 +40,7 @@ def drafting_uniforms(seed: int, position: int, num_uniforms: int) -> np.ndarray
 
     Raises:
         TypeError: an argument is not an integer.
-        ValueError: an argument is negative.
+        ValueError: an argument is negative or too large.
     """
     return _numbers(seed, position, _DRAFTING, num_uniforms)
 
@@ -55,5 +55,5 @@ def verifying_uniforms(seed: int, position: int, num_uniforms: int) -> np.ndarra
 
 def _numbers(seed: int, position: int, purpose: int, num_uniforms: int) -> np.ndarray:
     counter = [0, count(position, "position"), purpose, 0]  # word 0 counts up as numbers are taken
-    bits = np.random.Philox(key=count(seed, "seed"), counter=counter)
+    bits = np.random.Philox(key=count(seed, "seed", limit_power=128), counter=counter)
     return np.random.Generator(bits).random(count(num_uniforms, "num_uniforms"))

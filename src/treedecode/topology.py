@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 RankPath = tuple[int, ...]
 
 # Everything here can become an int64 array.
-_LIMIT = 2**63
+_LIMIT_POWER = 63
 # No context is longer, and the position of every node fits into 64 bits with room.
 MAX_PREFIX_LEN = 2**31 - 1
 
@@ -55,14 +55,14 @@ def int_tuple(values: ArrayLike | Sequence[int], what: str, item: str = "node") 
     return tuple(given.tolist())
 
 
-def count(value: int, what: str, minimum: int = 0) -> int:
-    """Return ``value`` as a Python integer that is at least ``minimum``.
+def count(value: int, what: str, minimum: int = 0, limit_power: int = _LIMIT_POWER) -> int:
+    """Return ``value`` as a Python integer that is at least ``minimum`` and below ``2**limit_power``.
 
     Raises:
         TypeError: it is not an integer.
-        ValueError: it is too small, or does not fit into 64 bits.
+        ValueError: it is too small or too large.
     """
-    number = _as_int(value, what)
+    number = _as_int(value, what, limit_power)
     if number < minimum:
         raise ValueError(f"{what} must be at least {minimum}, got {number}")
     return number
@@ -76,7 +76,7 @@ def check_prefix_len(value: int) -> int:
     return number
 
 
-def _as_int(value: object, what: str) -> int:
+def _as_int(value: object, what: str, limit_power: int = _LIMIT_POWER) -> int:
     # bool has __index__, but True as a count, a token or a rank is always a mistake
     if not isinstance(value, (bool, np.bool_)):
         try:
@@ -84,9 +84,9 @@ def _as_int(value: object, what: str) -> int:
         except TypeError:
             pass
         else:
-            if -_LIMIT <= number < _LIMIT:
+            if -(1 << limit_power) <= number < 1 << limit_power:
                 return number
-            raise ValueError(f"{what} must fit into 64 bits, got {number}")
+            raise ValueError(f"{what} must be below 2**{limit_power} in size, got {number}")
     raise TypeError(f"{what} must be an integer, got {value!r} ({type(value).__name__})")
 
 
