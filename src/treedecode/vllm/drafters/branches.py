@@ -81,7 +81,7 @@ class BranchTrees(ModelTrees):
         inner = [node for node in range(shape.num_nodes) if shape.children(node)]
         hidden = self._first_hidden(roots, shape.num_nodes)
         self._place(shape, [0], candidates, tokens, reach)
-        for depth in range(1, max(shape.depth_tuple[node] for node in inner) + 1):
+        for depth in range(1, shape.max_depth):
             rows = [node for node in inner if shape.depth_tuple[node] <= depth]
             last, out = self._pass(common, roots, shape, rows, tokens, hidden)
             new = [place for place, node in enumerate(rows) if shape.depth_tuple[node] == depth]
