@@ -81,17 +81,7 @@ GRAMMARS: dict[str, tuple[Any, Callable[[str], Any]]] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    save_checkpoint(
-        path,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        pad_token_id=END,
-    )
+    save_checkpoint(path)
     return path
 
 

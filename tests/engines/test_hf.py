@@ -15,37 +15,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import treedecode as td
-from tests.engines.tokenizers import END, byte_level, save_checkpoint
+from tests.engines.conftest import LIMIT
+from tests.engines.tokenizers import END, byte_level
 from treedecode.engines.hf import stream
 from treedecode.engines.load import LoadedModel, load
 from treedecode.tree import DraftTree, TreeShape
 
 PROMPT = "the end, then the café and the end"
-LIMIT = 256
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint in transformers format, float32."""
-    path = tmp_path_factory.mktemp("model")
-    save_checkpoint(
-        path,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=LIMIT,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-        pad_token_id=END,
-    )
-    return path
-
-
-@pytest.fixture(scope="session")
-def model(folder: Path) -> LoadedModel:
-    return load(folder, dtype="float64")
 
 
 @pytest.fixture(scope="session")

@@ -49,17 +49,17 @@ _SIZES = {
     "bos_token_id": 1,
     "eos_token_id": None,
 }
-_GROUPED = _SIZES | {"num_key_value_heads": 2}
+GROUPED = _SIZES | {"num_key_value_heads": 2}
 _MIXED = ["sliding_attention", "full_attention"]
 
 MAKERS: dict[str, Any] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED, tie_word_embeddings=True)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**_GROUPED, sliding_window=WINDOW)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_GROUPED)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=16)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**GROUPED, tie_word_embeddings=True)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=WINDOW)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**GROUPED)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED, head_dim=16)),
     "gemma3": lambda: Gemma3ForCausalLM(
         Gemma3TextConfig(
-            **_GROUPED,
+            **GROUPED,
             head_dim=16,
             sliding_window=WINDOW,
             layer_types=_MIXED,
@@ -68,7 +68,7 @@ MAKERS: dict[str, Any] = {
         )
     ),
     "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_SIZES, rotary_pct=0.5)),
-    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**_GROUPED)),
+    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**GROUPED)),
 }
 FUSED = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 

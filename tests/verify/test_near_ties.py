@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from tests.engines.tiny import _GROUPED as SIZES
+from tests.engines.tiny import GROUPED
 from tests.verify.models import PROMPTS_OF_IDS, different, loaded
 from treedecode.drawing import draw
 from treedecode.engines.build import build_target
@@ -31,7 +31,7 @@ SAID, TWIN = 5, 6
 def target_with_twins(dtype: torch.dtype, below: float = 0.0) -> Target:
     """Tokens ``SAID`` and ``TWIN`` have the same logit, but for a share of it, and are often the best."""
     torch.manual_seed(3)
-    model = Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=False)).to(dtype).eval()
+    model = Qwen2ForCausalLM(Qwen2Config(**GROUPED, tie_word_embeddings=False)).to(dtype).eval()
     with torch.no_grad():
         model.lm_head.weight[SAID] *= 3
         model.lm_head.weight[TWIN] = model.lm_head.weight[SAID] * (1 - below)
