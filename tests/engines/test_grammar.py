@@ -20,6 +20,7 @@ from llguidance.hf import from_tokenizer
 from transformers import AutoModelForCausalLM
 
 import treedecode as td
+from tests.engines.tiny import Fixed
 from tests.engines.tokenizers import END, byte_level, save_checkpoint
 from treedecode.accept import accept_greedy
 from treedecode.drafters import DRAFTERS
@@ -214,16 +215,8 @@ def test_illegal_drafts_are_pruned_with_all_below_and_ranks_are_kept() -> None:
 def test_pruned_drafts_are_not_verified(model: LoadedModel) -> None:
     """A drafter of nonsense costs no nodes."""
     options: dict[str, Any] = {"max_new_tokens": 40, "grammar": "[0-9]{20,30}", "budget": 8}
-
-    class Nonsense:
-        name = "nonsense"
-
-        def begin(self, prompt_ids: list[int]) -> None: ...
-
-        def propose(self, context: td.DraftContext) -> DraftTree:
-            return DraftTree(TreeShape.chain(3), [context.token_ids[-1], *ids("the")])
-
-    (generation,) = td.generate(model, PROMPT, drafter=Nonsense(), **options)
+    nonsense = Fixed(lambda context: DraftTree(TreeShape.chain(3), [context.token_ids[-1], *ids("the")]))
+    (generation,) = td.generate(model, PROMPT, drafter=nonsense, **options)
     assert generation.finish_reason == "stop"
     assert generation.stats.num_drafted == 0
 

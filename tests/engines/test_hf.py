@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import treedecode as td
 from tests.engines.conftest import LIMIT
+from tests.engines.tiny import Fixed
 from tests.engines.tokenizers import END, byte_level
 from treedecode.engines.hf import stream
 from treedecode.engines.load import LoadedModel, load
@@ -287,20 +288,6 @@ def test_a_trace_tells_every_step(model: LoadedModel, expected: list[int], tmp_p
         assert len(step["parents"]) == len(step["token_ids"]) == len(step["top_ids"])
         assert [step["top_ids"][node][0] for node in step["path"]] == step["emitted_ids"]
         assert all(logprob <= 0 for row in step["top_logprobs"] for logprob in row)
-
-
-class Fixed:
-    """Proposes what it is told to."""
-
-    name = "fixed"
-
-    def __init__(self, make: Callable[[td.DraftContext], Any]) -> None:
-        self._make = make
-
-    def begin(self, prompt_ids: list[int]) -> None: ...
-
-    def propose(self, context: td.DraftContext) -> Any:
-        return self._make(context)
 
 
 def chain(*token_ids: int) -> Any:

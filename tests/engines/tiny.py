@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from transformers import (
 )
 
 from treedecode.drafters import DRAFTERS, make_drafter
+from treedecode.drafters.base import DraftContext
 from treedecode.engines.build import build_target
 from treedecode.engines.loop import Decoder
 from treedecode.engines.params import SamplingParams
@@ -126,6 +128,20 @@ def decode(
     request = Request(tuple(prompt), count, budget, SamplingParams(**sampling), processors=processors)
     decoder = Decoder(target, request, drafter, observer=observer)
     return [token for emission in decoder.run() for token in emission.token_ids]
+
+
+class Fixed:
+    """Proposes what it is told to."""
+
+    name = "fixed"
+
+    def __init__(self, make: Callable[[DraftContext], Any]) -> None:
+        self._make = make
+
+    def begin(self, prompt_ids: list[int]) -> None: ...
+
+    def propose(self, context: DraftContext) -> Any:
+        return self._make(context)
 
 
 def drafters(truth: list[int]) -> dict[str, Any]:
