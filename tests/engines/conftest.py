@@ -23,7 +23,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint in transformers format, float32, of at most ``LIMIT`` positions."""
     path = tmp_path_factory.mktemp("model")
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def model(folder: Path) -> LoadedModel:
     """What is in ``folder``, float64."""
     return load(folder, dtype="float64")

@@ -25,7 +25,7 @@ from treedecode.tree import DraftTree, TreeShape
 PROMPT = "the end, then the café and the end"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def expected(folder: Path, model: LoadedModel) -> list[int]:
     """What transformers gives for ``PROMPT``."""
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
