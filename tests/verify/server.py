@@ -193,3 +193,6 @@ class LyingServer:
         elif does.stream != "cut":
             lines.append("data: [DONE]\n\n")
         handler.send(200, ": hello\n\n" + "".join(lines))
+
+
+Serve = Callable[..., LyingServer]
