@@ -12,6 +12,7 @@ import pytest
 
 import treedecode as td
 from tests.models import tiny_gguf
+from tests.verify.conftest import serve  # noqa: F401 (a fixture of this package too)
 from treedecode.cli.app import main
 from treedecode.models.gemma import convert_gemma
 from treedecode.models.progress import silent

@@ -8,26 +8,12 @@ import pytest
 
 import treedecode as td
 from tests.faults import FAULTS
-from tests.verify.server import LyingServer
 from treedecode.engines.loop import Decoder
 from treedecode.verify import local
 from treedecode.verify.results import Finding, Report, Status
 
 PROMPT = ["--prompt", "the tree ab branch the tree ab"]
 QUICK = ["--max-new-tokens", "16", "--num-draws", "50"]
-
-
-@pytest.fixture
-def serve():
-    running = []
-
-    def start(**lies):
-        running.append(LyingServer(**lies))
-        return running[-1]
-
-    yield start
-    for server in running:
-        server.stop()
 
 
 def test_exact(run, tiny):

@@ -20,6 +20,7 @@ from llguidance.hf import from_tokenizer
 from transformers import AutoModelForCausalLM
 
 import treedecode as td
+from tests.engines.tiny import Fixed
 from tests.engines.tokenizers import END, byte_level, save_checkpoint
 from treedecode.accept import accept_greedy
 from treedecode.drafters import DRAFTERS
@@ -81,17 +82,7 @@ GRAMMARS: dict[str, tuple[Any, Callable[[str], Any]]] = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
-    save_checkpoint(
-        path,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        pad_token_id=END,
-    )
+    save_checkpoint(path)
     return path
 
 
@@ -100,12 +91,17 @@ def model(folder: Path) -> LoadedModel:
     return load(folder, dtype="float64", calibration=None)
 
 
-def drafters(model: LoadedModel, truth: list[int]) -> dict[str, Any]:
-    vocab, prompt = model.target.vocab_size, model.tokenizer(PROMPT)["input_ids"]
-    made: dict[str, Any] = {name: name for name in DRAFTERS}
-    return made | {
-        "random": RandomDrafter(vocab),
-        "adversarial": AdversarialDrafter(prompt + truth + [END] * 20, vocab),
+def adversary(model: LoadedModel, output: list[int]) -> AdversarialDrafter:
+    """Knows the output for ``PROMPT``, and goes on with ends."""
+    truth = model.tokenizer(PROMPT)["input_ids"] + output + [END] * 20
+    return AdversarialDrafter(truth, model.target.vocab_size)
+
+
+def drafters(model: LoadedModel, output: list[int]) -> dict[str, Any]:
+    named: dict[str, Any] = {name: name for name in DRAFTERS}
+    return named | {
+        "random": RandomDrafter(model.target.vocab_size),
+        "adversarial": adversary(model, output),
     }
 
 
@@ -224,16 +220,8 @@ def test_illegal_drafts_are_pruned_with_all_below_and_ranks_are_kept() -> None:
 def test_pruned_drafts_are_not_verified(model: LoadedModel) -> None:
     """A drafter of nonsense costs no nodes."""
     options: dict[str, Any] = {"max_new_tokens": 40, "grammar": "[0-9]{20,30}", "budget": 8}
-
-    class Nonsense:
-        name = "nonsense"
-
-        def begin(self, prompt_ids: list[int]) -> None: ...
-
-        def propose(self, context: td.DraftContext) -> DraftTree:
-            return DraftTree(TreeShape.chain(3), [context.token_ids[-1], *ids("the")])
-
-    (generation,) = td.generate(model, PROMPT, drafter=Nonsense(), **options)
+    nonsense = Fixed(lambda context: DraftTree(TreeShape.chain(3), [context.token_ids[-1], *ids("the")]))
+    (generation,) = td.generate(model, PROMPT, drafter=nonsense, **options)
     assert generation.finish_reason == "stop"
     assert generation.stats.num_drafted == 0
 
@@ -299,8 +287,7 @@ def test_another_engine_can_be_plugged_in(model: LoadedModel) -> None:
         options: dict[str, Any] = {"grammar": grammar, "temperature": 3.0, "seed": seed}
         (plain,) = td.generate(model, PROMPT, budget=0, **options)
         assert plain.token_ids[:-1] in texts
-        truth = model.tokenizer(PROMPT)["input_ids"] + plain.token_ids
-        for drafter in ("merged", AdversarialDrafter(truth + [END] * 20, model.target.vocab_size)):
+        for drafter in ("merged", adversary(model, plain.token_ids)):
             (trees,) = td.generate(model, PROMPT, budget=8, drafter=drafter, **options)
             assert trees.token_ids == plain.token_ids
     with pytest.raises(ValueError, match="expected 9 words of 32 for 262 tokens, got shape"):
@@ -347,8 +334,7 @@ def rollback_off_by_one() -> Iterator[None]:
 def test_planted_faults_are_seen(model: LoadedModel, fault: Any) -> None:
     options: dict[str, Any] = {"max_new_tokens": 150, "grammar": EBNF}
     (plain,) = td.generate(model, PROMPT, budget=0, **options)
-    truth = model.tokenizer(PROMPT)["input_ids"] + plain.token_ids
-    drafter = AdversarialDrafter(truth + [END] * 20, model.target.vocab_size)
+    drafter = adversary(model, plain.token_ids)
     assert td.generate(model, PROMPT, drafter=drafter, budget=12, **options)[0].token_ids == plain.token_ids
     tree = DraftTree(TreeShape.from_parents([-1, 0, 0, 1, 2]), ids("xacbd"))
     with fault():

@@ -15,40 +15,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import treedecode as td
-from tests.engines.tokenizers import END, byte_level, save_checkpoint
+from tests.engines.conftest import LIMIT
+from tests.engines.tiny import Fixed
+from tests.engines.tokenizers import END, byte_level
 from treedecode.engines.hf import stream
 from treedecode.engines.load import LoadedModel, load
 from treedecode.tree import DraftTree, TreeShape
 
 PROMPT = "the end, then the café and the end"
-LIMIT = 256
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint in transformers format, float32."""
-    path = tmp_path_factory.mktemp("model")
-    save_checkpoint(
-        path,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=LIMIT,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-        pad_token_id=END,
-    )
-    return path
-
-
-@pytest.fixture(scope="session")
-def model(folder: Path) -> LoadedModel:
-    return load(folder, dtype="float64")
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def expected(folder: Path, model: LoadedModel) -> list[int]:
     """What transformers gives for ``PROMPT``."""
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
@@ -311,20 +288,6 @@ def test_a_trace_tells_every_step(model: LoadedModel, expected: list[int], tmp_p
         assert len(step["parents"]) == len(step["token_ids"]) == len(step["top_ids"])
         assert [step["top_ids"][node][0] for node in step["path"]] == step["emitted_ids"]
         assert all(logprob <= 0 for row in step["top_logprobs"] for logprob in row)
-
-
-class Fixed:
-    """Proposes what it is told to."""
-
-    name = "fixed"
-
-    def __init__(self, make: Callable[[td.DraftContext], Any]) -> None:
-        self._make = make
-
-    def begin(self, prompt_ids: list[int]) -> None: ...
-
-    def propose(self, context: td.DraftContext) -> Any:
-        return self._make(context)
 
 
 def chain(*token_ids: int) -> Any:

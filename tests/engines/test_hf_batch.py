@@ -5,31 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 import treedecode as td
-from tests.engines.tokenizers import END, save_checkpoint
+from tests.engines.tokenizers import END
 
 PROMPTS = ["the end, then the café and the end", "then", "the the the the the the", "and the end of it", "é"]
 OPTIONS: dict[str, Any] = {"max_new_tokens": 30, "eos_token_id": None}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> td.LoadedModel:
-    path = tmp_path_factory.mktemp("model")
-    save_checkpoint(
-        path,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-        pad_token_id=END,
-    )
-    return td.load(path, dtype=torch.float64)
 
 
 def alone(model: td.LoadedModel, prompt: Any, **options: Any) -> td.Generation:

@@ -37,6 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=700,
+        initializer_range=0.02,
+        pad_token_id=None,
     )
     return path
 

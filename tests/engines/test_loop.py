@@ -12,6 +12,7 @@ from tests.engines.tiny import (
     PROMPTS,
     SHORT,
     VOCAB,
+    Fixed,
     decode,
     drafters,
     greedy,
@@ -142,20 +143,6 @@ def test_budget_zero_runs_no_drafter_and_no_planner() -> None:
     assert tokens == reference("llama", LONG)[:12]
 
 
-class Fixed:
-    """Proposes what it is told to."""
-
-    name = "fixed"
-
-    def __init__(self, make: Callable[[DraftContext], DraftTree]) -> None:
-        self._make = make
-
-    def begin(self, prompt_ids: list[int]) -> None: ...
-
-    def propose(self, context: DraftContext) -> DraftTree:
-        return self._make(context)
-
-
 def test_a_wrong_root_is_refused() -> None:
     drafter = Fixed(lambda context: DraftTree(TreeShape.chain(1), [(context.token_ids[-1] + 1) % VOCAB, 3]))
     with pytest.raises(ValueError, match="'fixed' must root its tree at the last committed token"):
@@ -163,7 +150,7 @@ def test_a_wrong_root_is_refused() -> None:
 
 
 def test_something_else_than_a_tree_is_refused() -> None:
-    drafter = Fixed(lambda context: [context.token_ids[-1], 3])  # type: ignore[arg-type,return-value]
+    drafter = Fixed(lambda context: [context.token_ids[-1], 3])
     with pytest.raises(TypeError, match="'fixed' must propose a DraftTree, got list"):
         run(Request(tuple(PROMPT), 8, 4), drafter)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from transformers import (
 )
 
 from treedecode.drafters import DRAFTERS, make_drafter
+from treedecode.drafters.base import DraftContext
 from treedecode.engines.build import build_target
 from treedecode.engines.loop import Decoder
 from treedecode.engines.params import SamplingParams
@@ -49,17 +51,17 @@ _SIZES = {
     "bos_token_id": 1,
     "eos_token_id": None,
 }
-_GROUPED = _SIZES | {"num_key_value_heads": 2}
+GROUPED = _SIZES | {"num_key_value_heads": 2}
 _MIXED = ["sliding_attention", "full_attention"]
 
 MAKERS: dict[str, Any] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED, tie_word_embeddings=True)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**_GROUPED, sliding_window=WINDOW)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_GROUPED)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=16)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**GROUPED, tie_word_embeddings=True)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**GROUPED, sliding_window=WINDOW)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**GROUPED)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**GROUPED, head_dim=16)),
     "gemma3": lambda: Gemma3ForCausalLM(
         Gemma3TextConfig(
-            **_GROUPED,
+            **GROUPED,
             head_dim=16,
             sliding_window=WINDOW,
             layer_types=_MIXED,
@@ -68,7 +70,7 @@ MAKERS: dict[str, Any] = {
         )
     ),
     "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_SIZES, rotary_pct=0.5)),
-    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**_GROUPED)),
+    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**GROUPED)),
 }
 FUSED = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 
@@ -126,6 +128,20 @@ def decode(
     request = Request(tuple(prompt), count, budget, SamplingParams(**sampling), processors=processors)
     decoder = Decoder(target, request, drafter, observer=observer)
     return [token for emission in decoder.run() for token in emission.token_ids]
+
+
+class Fixed:
+    """Proposes what it is told to."""
+
+    name = "fixed"
+
+    def __init__(self, make: Callable[[DraftContext], Any]) -> None:
+        self._make = make
+
+    def begin(self, prompt_ids: list[int]) -> None: ...
+
+    def propose(self, context: DraftContext) -> Any:
+        return self._make(context)
 
 
 def drafters(truth: list[int]) -> dict[str, Any]:

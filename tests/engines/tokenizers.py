@@ -9,6 +9,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tests.engines.tiny import GROUPED
+
 END, NEXT_FREE = 0, 1  # the special token, and the first id after it
 
 
@@ -52,10 +54,10 @@ def byte_fallback() -> Any:
 MAKERS = {"byte-level": byte_level, "byte-fallback": byte_fallback}
 
 
-def save_checkpoint(path: Path, **config: Any) -> None:
-    """A random Llama with ``byte_level`` beside it, in transformers format, float32; always the same weights."""
+def save_checkpoint(path: Path, **changes: Any) -> None:
+    """A tiny Llama with ``byte_level`` beside it, in transformers format, float32; always the same weights."""
     tokenizer = byte_level()
     tokenizer.save_pretrained(path)
     torch.manual_seed(1)
-    shared = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": None}
-    LlamaForCausalLM(LlamaConfig(**shared, **config)).save_pretrained(path)
+    own = {"vocab_size": len(tokenizer), "pad_token_id": END, "bos_token_id": None}
+    LlamaForCausalLM(LlamaConfig(**(GROUPED | own | changes))).save_pretrained(path)

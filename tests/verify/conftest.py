@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-import torch
 
-from tests.verify.server import LyingServer
-
-
-@pytest.fixture(scope="package", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from tests.engines.conftest import one_thread  # noqa: F401 (a fixture of this package too)
+from tests.verify.server import LyingServer, Serve
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., LyingServer]]:
+def serve() -> Iterator[Serve]:
     """Starts servers; all are stopped after the test."""
     running: list[LyingServer] = []
 

@@ -111,6 +111,10 @@ class Answer:
         return made
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 64  # of 5, the default, some of 16 clients at once wait a second or are cut off
+
+
 class LyingServer:
     """Listens on a free port of this machine until it is stopped."""
 
@@ -150,8 +154,7 @@ class LyingServer:
                 self.end_headers()
                 self.wfile.write(text.encode())
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
         self._thread.start()
@@ -193,3 +196,6 @@ class LyingServer:
         elif does.stream != "cut":
             lines.append("data: [DONE]\n\n")
         handler.send(200, ": hello\n\n" + "".join(lines))
+
+
+Serve = Callable[..., LyingServer]

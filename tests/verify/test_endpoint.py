@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from tests.verify.server import TIED_AT, LyingServer
+from tests.verify.server import TIED_AT, LyingServer, Serve
 from treedecode.verify.client import Endpoint
 from treedecode.verify.endpoint import verify_endpoint
 from treedecode.verify.prompts import Prompt
@@ -16,7 +15,6 @@ from treedecode.verify.reference import PlainEndpoint
 from treedecode.verify.results import Report, Status
 from treedecode.verify.settings import Settings
 
-Serve = Callable[..., LyingServer]
 # one token, so that output position TIED_AT - 1 is the tied one
 PROMPT = Prompt("one", "a")
 TIE = TIED_AT - 1

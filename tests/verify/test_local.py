@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from tests.engines.tiny import PROMPTS, SHORT
+from tests.engines.tiny import PROMPTS, SHORT, Fixed
 from tests.faults import FAULTS
 from tests.verify.models import PROMPTS_OF_IDS, different, tiny_model
 from treedecode.engines import judge, loop, processing, sampling
@@ -158,15 +158,8 @@ def test_an_output_that_ends_early_is_found() -> None:
 
 
 def test_a_drafter_without_drafts_is_said() -> None:
-    class Idle:
-        name = "idle"
-
-        def begin(self, prompt_ids: list[int]) -> None: ...
-
-        def propose(self, context: Any) -> DraftTree:
-            return DraftTree.root_only(context.token_ids[-1])
-
-    settings = Settings(max_new_tokens=8, temperature=0, drafter=Idle())
+    idle = Fixed(lambda context: DraftTree.root_only(context.token_ids[-1]))
+    settings = Settings(max_new_tokens=8, temperature=0, drafter=idle)
     report = verify_model(tiny_model("llama", "fused"), PROMPTS_OF_IDS[:1], settings)
     assert report.findings[0].detail == "8 tokens identical, but no tree was verified"
 

@@ -6,11 +6,12 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from tests.engines.tiny import _GROUPED as SIZES
+from tests.engines.tiny import GROUPED
 from tests.verify.models import PROMPTS_OF_IDS, different, loaded
 from treedecode.drawing import draw
 from treedecode.engines.build import build_target
 from treedecode.engines.candidates import top_candidates
+from treedecode.engines.load import LoadedModel
 from treedecode.engines.params import SamplingParams
 from treedecode.engines.sampling import processed_probs
 from treedecode.engines.target import Target
@@ -31,15 +32,16 @@ SAID, TWIN = 5, 6
 def target_with_twins(dtype: torch.dtype, below: float = 0.0) -> Target:
     """Tokens ``SAID`` and ``TWIN`` have the same logit, but for a share of it, and are often the best."""
     torch.manual_seed(3)
-    model = Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=False)).to(dtype).eval()
+    model = Qwen2ForCausalLM(Qwen2Config(**GROUPED, tie_word_embeddings=False)).to(dtype).eval()
     with torch.no_grad():
         model.lm_head.weight[SAID] *= 3
         model.lm_head.weight[TWIN] = model.lm_head.weight[SAID] * (1 - below)
     return build_target(model, consume=False)
 
 
-def nudge(patch: pytest.MonkeyPatch, target: Target, by: float) -> None:
-    """Raises the logit of ``TWIN`` in steps of several rows, as kernels for more rows may."""
+def nudged(patch: pytest.MonkeyPatch, dtype: torch.dtype, below: float, by: float) -> LoadedModel:
+    """A model with twins, and the logit of ``TWIN`` raised in steps of several rows, as kernels for more rows may."""
+    target = target_with_twins(dtype, below)
     original = target.logits
 
     def logits(features: torch.Tensor) -> torch.Tensor:
@@ -50,6 +52,7 @@ def nudge(patch: pytest.MonkeyPatch, target: Target, by: float) -> None:
 
     patch.setattr(target, "logits", logits)
     patch.setattr(target, "top", lambda features, count: top_candidates(logits(features), count))
+    return loaded(target)
 
 
 def test_exact_ties_are_exact() -> None:
@@ -64,9 +67,8 @@ def test_exact_ties_are_exact() -> None:
 def test_a_near_tie_is_no_error(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, below: float, by: float
 ) -> None:
-    target = target_with_twins(dtype, below)
-    nudge(monkeypatch, target, by)
-    report = verify_model(loaded(target), [PROMPT], GREEDY)
+    model = nudged(monkeypatch, dtype, below, by)
+    report = verify_model(model, [PROMPT], GREEDY)
     assert report.exact and report.num_near_ties, report
     tied = [finding for finding in report.findings if finding.status is Status.NEAR_TIE]
     assert tied and all("near tie at token" in finding.detail for finding in tied)
@@ -78,14 +80,13 @@ def test_what_no_rounding_explains_is_an_error(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, below: float, by: float
 ) -> None:
     """Though the logits do move that far with the number of rows."""
-    target = target_with_twins(dtype, below)
-    nudge(monkeypatch, target, by)
-    report = verify_model(loaded(target), [PROMPT], GREEDY)
+    model = nudged(monkeypatch, dtype, below, by)
+    report = verify_model(model, [PROMPT], GREEDY)
     assert "greedy, hostile drafts" in different(report)
     assert f"a near tie is within {most_rounding(dtype):.2g}" in report.differences[0].detail
     # unless the user says so
     wide = Settings(max_new_tokens=32, temperature=0, gap_tolerance=1.0, logprob_tolerance=1.0)
-    report = verify_model(loaded(target), [PROMPT], wide)
+    report = verify_model(model, [PROMPT], wide)
     assert report.exact and report.num_near_ties
 
 

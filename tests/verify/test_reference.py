@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from tests.engines.tiny import PROMPTS, SHORT, target_of
 from tests.verify.models import tiny_model
-from tests.verify.server import LyingServer
+from tests.verify.server import LyingServer, Serve
 from treedecode.verify.client import Endpoint
 from treedecode.verify.endpoint import verify_endpoint
 from treedecode.verify.plain import PlainModel
@@ -19,7 +18,6 @@ from treedecode.verify.reference import LocalModel
 from treedecode.verify.results import Report, Status
 from treedecode.verify.settings import Settings
 
-Serve = Callable[..., LyingServer]
 PROMPT = Prompt("ids", tuple(PROMPTS[SHORT]))
 SETTINGS = Settings(max_new_tokens=12, num_draws=120, temperature=0.6)
 
