@@ -115,14 +115,14 @@ def _draw(
         target.forward(StepInput.of_chain(context[:-1], 0, target.device, target.dtype), cache, 1)
         cache.length = prefix_len
     step = StepInput.of_tree(tree, prefix_len, target.device, target.dtype)
-    known = _Rows(target, target.logits(target.forward(step, cache)))
+    logits = target.logits(target.forward(step, cache))
+    known = _Rows(target, logits)
     request = Request(tuple(context[: len(context) - position]), tree.num_nodes, tree.num_drafted, params)
     judging = Judging.of(known, request, wants_rows=False, traced=False)
     drawn: dict[int, list[int]] = {node: [] for node in range(tree.num_nodes)}
-    features = known.logits(known.forward(step, cache))
     for seed in range(params.seed, params.seed + num_draws):
         seeded = replace(judging, params=replace(params, seed=seed))
-        walk = accept_greedy(tree, seeded(known, features, tree, context, position).choices)
+        walk = accept_greedy(tree, seeded(known, logits, tree, context, position).choices)
         for node, token in zip(walk.path, walk.token_ids, strict=True):
             drawn[node].append(token)
     return drawn
