@@ -19,7 +19,6 @@ class StepLogprobs:
 
     def __init__(self) -> None:
         self.logprobs: list[float] = []
-        self.num_drafted = 0
 
     def __call__(
         self,
@@ -31,7 +30,6 @@ class StepLogprobs:
     ) -> None:
         if verified.log_norm is None:
             raise ValueError("logprobs need the softmax denominators of a step, got none")
-        self.num_drafted += tree.num_drafted
         for node, token in zip(acceptance.path, acceptance.token_ids, strict=False):
             (places,) = np.nonzero(verified.top_ids[node] == token)
             logit = verified.top_logits[node][places[0]] if len(places) else np.nan

@@ -24,8 +24,6 @@ _CONCURRENCY = 16
 class Reference(ABC):
     """The model without trees."""
 
-    name: str
-
     @abstractmethod
     def complete(self, prompt: str | Sequence[int], max_tokens: int) -> Completion:
         """The greedy completion, with logprobs if there are any."""
@@ -44,7 +42,6 @@ class PlainEndpoint(Reference):
 
     def __init__(self, endpoint: Endpoint, settings: Settings) -> None:
         self._endpoint, self._settings = endpoint, settings
-        self.name = endpoint.name
 
     def complete(self, prompt: str | Sequence[int], max_tokens: int) -> Completion:
         return self._endpoint.complete(prompt, max_tokens, greedy_options(self._settings))
@@ -66,7 +63,6 @@ class LocalModel(Reference):
     def __init__(self, model: LoadedModel, settings: Settings) -> None:
         self._model, self._settings = model, settings
         self._plain = PlainModel(model.target, settings.repetition_penalty)
-        self.name = str(model.path)
 
     def complete(self, prompt: str | Sequence[int], max_tokens: int) -> Completion:
         ids = self.ids(prompt)
