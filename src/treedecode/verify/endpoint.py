@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from treedecode.models.progress import Progress, silent
 from treedecode.verify.client import Endpoint
 from treedecode.verify.completion import Completion
-from treedecode.verify.followed import first_difference, follow, gap_of, greedy_finding, logprob_finding
+from treedecode.verify.followed import follow, gap_of, greedy_finding, logprob_finding
 from treedecode.verify.prompts import DEFAULT_PROMPTS, Prompt
 from treedecode.verify.reference import Reference, draw_samples, greedy_options
-from treedecode.verify.results import Finding, Report, Status
+from treedecode.verify.results import Finding, Report, Status, first_difference
 from treedecode.verify.settings import LOGPROB_TOLERANCE, Settings
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from treedecode.verify.completion import Completion, Token
 from treedecode.verify.reference import Reference
-from treedecode.verify.results import Finding, Status
+from treedecode.verify.results import Finding, Status, first_difference
 from treedecode.verify.settings import LOGPROB_TOLERANCE, Settings
 
 # Rounding of a server's numbers, whatever their type, moves logprobs no further than this.
@@ -73,12 +73,6 @@ def follow(mine: Completion, plain: Reference, prompt: str | Sequence[int], sett
         if done == len(tokens) or text is None:
             return found
         other = plain.complete(text, len(tokens) - done)
-
-
-def first_difference(mine: Sequence[object], other: Sequence[object]) -> int:
-    """The first place where they differ, or the length of the shorter."""
-    shorter = min(len(mine), len(other))
-    return next((place for place in range(shorter) if mine[place] != other[place]), shorter)
 
 
 def gap_of(other: Completion, place: int, token: Token) -> float | None:
