@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,38 +15,12 @@ from treedecode.engines.params import SamplingParams
 from treedecode.engines.request import Request
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target
-from treedecode.testing.statistics import ChiSquared, Tables, chi_squared
 from treedecode.tree import DraftTree
+from treedecode.verify.counts import Counted, count_tokens
 from treedecode.verify.plain import PlainModel
-from treedecode.verify.processed import possible, processed
 
 # Two guesses for the next token, and one more after the first of them.
 _PARENTS = (-1, 0, 0, 1)
-
-
-@dataclass(frozen=True)
-class Counted:
-    """Draws of one step.
-
-    Attributes:
-        test: Chi-squared over all nodes that were reached.
-        allowance: What the statistic may exceed its threshold by, because the rows of the tree and of the model alone
-            are computed in different numbers of rows.
-        num_counted: Tokens that were counted.
-        impossible: A token that was drawn though the model alone never says it there, or None.
-    """
-
-    test: ChiSquared
-    allowance: float
-    num_counted: int
-    impossible: int | None
-
-    @property
-    def passed(self) -> bool:
-        """Whether the draws are those of the model alone."""
-        return self.impossible is None and (
-            not self.test.degrees or self.test.statistic < self.test.threshold + self.allowance
-        )
 
 
 class _Rows(Target):
@@ -86,22 +60,14 @@ def count_draws(
     third = int(rows[1].argmax())
     rows[3] = plain.row([*context, first, third])
     tree = DraftTree.trusted(list(_PARENTS), [context[-1], first, second, third])
-    expected = {node: processed(row, params) for node, row in rows.items()}
     drawn = _draw(target, tree, context, len(output_ids), params, num_draws)
-    statistic, degrees, counted, impossible = 0.0, 0, 0, None
     rounding = plain.rounding(context)
-    for node, tokens in drawn.items():
-        for token in {token for token in tokens if not expected[node][token]}:
-            if not possible(rows[node], token, params, rounding.tolerance):
-                impossible = token
-        if tokens:
-            table = expected[node][None]
-            test = chi_squared(Tables((table,), (table,)), torch.tensor(tokens)[:, None], 0)
-            statistic, degrees = statistic + test.statistic, degrees + test.degrees
-            counted += len(tokens)
-    # a relative error e of every probability adds at most n e^2
-    allowance = counted * math.expm1(2 * rounding.noise / params.temperature) ** 2
-    return Counted(ChiSquared(statistic, degrees), allowance, counted, impossible)
+    places = [(rows[node], tokens) for node, tokens in drawn.items() if tokens]
+    counted = count_tokens(places, params, rounding.tolerance)
+    # the tree and the model alone are computed in different numbers of rows; a relative error e of every probability
+    # adds at most n e^2
+    allowance = counted.num_counted * math.expm1(2 * rounding.noise / params.temperature) ** 2
+    return replace(counted, allowance=allowance)
 
 
 @torch.inference_mode()

@@ -85,14 +85,8 @@ def _sampled(prompt: Prompt, trees: Endpoint, plain: Reference, settings: Settin
     """Do samples come from the same distribution?"""
     samples = draw_samples(trees, prompt.content, settings)
     found = plain.compare(prompt.content, samples)
-    test = found.test
-    detail = (
-        f"{found.num_counted} tokens of {len(samples)} samples: chi-squared {test.statistic:.1f} with {test.degrees} "
-        f"degrees of freedom, below {test.threshold:.1f} expected"
-    )
-    passed = not test.degrees or test.passed
+    detail = f"{found.num_counted} tokens of {len(samples)} samples: {found.words}"
     if found.impossible is not None:
-        passed, detail = False, f"{found.impossible!r} was drawn, which has probability 0 there"
-    numbers = {"chi_squared": test.statistic, "degrees": float(test.degrees), "threshold": test.threshold}
-    status = Status.EXACT if passed else Status.DIFFERENT
-    return Finding(prompt.name, "sampled", status, detail, found.num_counted, 0, numbers)
+        detail = f"{found.impossible!r} was drawn, which has probability 0 there"
+    status = Status.EXACT if found.passed else Status.DIFFERENT
+    return Finding(prompt.name, "sampled", status, detail, found.num_counted, 0, found.numbers)

@@ -127,20 +127,11 @@ class _Checks:
         rows = [processed(row, params) for row in self._plain.rows(ids, output[:last])]
         place = most_open(rows[1:]) + 1 if last > 1 else 0
         found = count_draws(self._model.target, self._plain, ids, output[:place], params, settings.num_draws)
-        test = found.test
-        numbers = {
-            "chi_squared": test.statistic,
-            "degrees": float(test.degrees),
-            "threshold": test.threshold + found.allowance,
-        }
-        detail = (
-            f"{found.num_counted} draws at token {place}: chi-squared {test.statistic:.1f} with {test.degrees} "
-            f"degrees of freedom, below {numbers['threshold']:.1f} expected"
-        )
+        detail = f"{found.num_counted} draws at token {place}: {found.words}"
         if found.impossible is not None:
             detail = f"{self._show(found.impossible)} was drawn at token {place}, where it has probability 0"
         status = Status.EXACT if found.passed else Status.DIFFERENT
-        return Finding(self._name, "draws", status, detail, found.num_counted, 0, numbers)
+        return Finding(self._name, "draws", status, detail, found.num_counted, 0, found.numbers)
 
     def _judge(self, rule: Rule) -> Judge:
         target = self._model.target
