@@ -33,32 +33,31 @@ def verify_endpoint(
     Raises:
         EndpointError: A server went away or refused a request.
     """
-    return Report(tuple(check_endpoint(trees, plain, prompts, settings, progress)))
+    return Report(tuple(check_endpoint(trees, plain, prompts, settings or Settings(), progress)))
 
 
 def check_endpoint(
     trees: Endpoint,
     plain: Reference,
-    prompts: Sequence[Prompt] = DEFAULT_PROMPTS,
-    settings: Settings | None = None,
+    prompts: Sequence[Prompt],
+    settings: Settings,
     progress: Progress = silent,
 ) -> Iterator[Finding]:
     """As :func:`verify_endpoint`, one finding after the other: what was found stays if it is interrupted."""
-    chosen = Settings() if settings is None else settings
-    count, options = chosen.max_new_tokens, greedy_options(chosen)
+    count, options = settings.max_new_tokens, greedy_options(settings)
     for number, prompt in enumerate(prompts, 1):
         stage = f"Prompt {number} of {len(prompts)}, {prompt.name}"
         with progress(f"{stage}: greedy"):
             whole = trees.complete(prompt.content, count, options)
-            followed = follow(whole, plain, prompt.content, chosen)
+            followed = follow(whole, plain, prompt.content, settings)
             findings = [greedy_finding(prompt.name, whole, followed)]
-            findings.append(logprob_finding(prompt.name, whole, followed, plain, chosen))
+            findings.append(logprob_finding(prompt.name, whole, followed, plain, settings))
             streamed = trees.stream(prompt.content, count, options)
-            findings.append(_stream(prompt.name, streamed, whole, chosen))
+            findings.append(_stream(prompt.name, streamed, whole, settings))
         yield from findings
-        if chosen.samples:
-            with progress(f"{stage}: {chosen.num_draws} samples"):
-                finding = _sampled(prompt, trees, plain, chosen)
+        if settings.samples:
+            with progress(f"{stage}: {settings.num_draws} samples"):
+                finding = _sampled(prompt, trees, plain, settings)
             yield finding
 
 
