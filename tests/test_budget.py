@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from treedecode.budget import BudgetPlanner
+from treedecode.budget import BudgetPlanner, PendingLook
 from treedecode.cost import CostCurve
 from treedecode.gains import PlainReference
 from treedecode.guard import NUM_LOOKS, Guard, Look, Mode
@@ -219,3 +219,13 @@ def test_a_look_follows_what_a_chain_had_accepted() -> None:
         position += step(planner, text, position, 13.0)
     found = [(look.tree_accepted, look.chain_accepted) for look in seen]
     assert found[:2] == [(2, 2), (1, 1)]
+
+
+def test_a_look_ends_with_its_requests() -> None:
+    """One request leaves its drafts; the other, still on them, is not heard of again."""
+    drafts = {name: DraftTree(TreeShape.chain(3), [5, 1, 2, 3]) for name in ("left", "ended")}
+    look = PendingLook(drafts, 2.0, drafts, 1.5, 1.0)
+    look.follow({"left": [1, 9], "ended": [1, 2]})
+    assert not look.done
+    look.follow({"left": [4]})
+    assert look.done and look.result == Look(1.5, 2.0, 1.5, 1.5, 1.0)

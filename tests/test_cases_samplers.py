@@ -118,6 +118,14 @@ def test_case_20d_a_sampled_tree_is_cut_by_place_alone():
     assert one.scores is None
 
 
+def test_case_20d_drawn_siblings_that_were_chosen_from_are_refused():
+    tree = DraftTree.sampled(TreeShape.star(2), [0, 2, 1])
+    rows = torch.full((2, 4), 0.25)
+    for part in (tree.only([0, 2]), tree.along([0, 2])):
+        with pytest.raises(ValueError, match=r"expected a tree made by DraftTree\.sampled"):
+            accept_sampled(part, rows, rows, "without_replacement")
+
+
 @pytest.mark.parametrize("method", ["one_draw", "with_replacement", "without_replacement", "traversal"])
 def test_case_22_rows_of_other_temperatures_do_not_touch_each_other(method):
     temperatures = [0.0, 1.0, 0.0, 0.5]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from treedecode.accept import Acceptance
 from treedecode.acceptance import EdgeEstimates
 from treedecode.allocate import Allocation, allocate_batch, scored_reach
-from treedecode.budget import Follower, likeliest_chain
+from treedecode.budget import PendingLook, likeliest_chain
 from treedecode.gains import PlainReference
-from treedecode.guard import Guard, Look, Mode, ModeChange
+from treedecode.guard import Guard, Mode, ModeChange
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
 
@@ -64,7 +64,7 @@ class BatchPlanner:
         self._guards: dict[int, Guard] = {}
         self._estimates = EdgeEstimates()
         self._plan: _Plan | None = None
-        self._looks: list[_BatchLook] = []
+        self._looks: list[PendingLook] = []
 
     def drafts(self, num_requests: int) -> bool:
         """Whether trees are wanted for the next step of so many requests; if not, ``cut`` is given bare roots."""
@@ -92,7 +92,7 @@ class BatchPlanner:
             chain_cut, chain_allocation = self._cut(chains, context)
             plain_ms = self.cost.at(context).ms(num_requests)
             self._looks.append(
-                _BatchLook(cut, allocation.cost_ms, chain_cut, chain_allocation.cost_ms, plain_ms)
+                PendingLook(cut, allocation.cost_ms, chain_cut, chain_allocation.cost_ms, plain_ms)
             )
             cut, allocation = chain_cut, chain_allocation
         promised = allocation.expected_tokens / num_requests - 1.0
@@ -164,48 +164,3 @@ class BatchPlanner:
         if timed is not None:
             for look in done:
                 timed.guard.looked(look.result)
-
-
-class _BatchLook:
-    """Drafts of a batch that are not verified, and how far the texts have followed them."""
-
-    def __init__(
-        self,
-        trees: Mapping[Any, DraftTree],
-        tree_ms: float,
-        chains: Mapping[Any, DraftTree],
-        chain_ms: float,
-        plain_ms: float,
-    ) -> None:
-        self._trees = {name: Follower(tree) for name, tree in trees.items()}
-        self._chains = {name: Follower(chain) for name, chain in chains.items()}
-        self._ms = tree_ms, chain_ms, plain_ms
-        self._open = set(trees)
-
-    @property
-    def done(self) -> bool:
-        """Whether every text has left its drafts or ended."""
-        return not self._open
-
-    def follow(self, emitted: Mapping[Any, Sequence[int]]) -> None:
-        """What the requests of the next step emitted; those that are not among them have ended or wait."""
-        for name in list(self._open):
-            tree, chain = self._trees[name], self._chains[name]
-            for token in emitted.get(name, ()):
-                tree.follow(token)
-                chain.follow(token)
-            if name not in emitted or (tree.done and chain.done):
-                self._open.discard(name)
-
-    @property
-    def result(self) -> Look:
-        """What both would have given per request."""
-        tree_ms, chain_ms, plain_ms = self._ms
-        num_requests = len(self._trees)
-        return Look(
-            sum(follower.num_accepted for follower in self._trees.values()) / num_requests,
-            tree_ms,
-            sum(follower.num_accepted for follower in self._chains.values()) / num_requests,
-            chain_ms,
-            plain_ms,
-        )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from treedecode.acceptance import EdgeEstimates
 from treedecode.allocate import scored_reach
@@ -14,6 +15,8 @@ from treedecode.tree import DraftTree
 
 # The widest tree that budget="auto" looks at.
 AUTO_MAX_DRAFTED = 48
+# What a request is called where there is no other.
+_ONLY = 0
 
 
 class BudgetPlanner:
@@ -33,8 +36,8 @@ class BudgetPlanner:
         self._cost, self._guard = cost, guard
         self._estimates = EdgeEstimates()
         self._promised = 0.0
-        self._new_look: _PendingLook | None = None
-        self._looks: list[_PendingLook] = []
+        self._new_look: PendingLook | None = None
+        self._looks: list[PendingLook] = []
 
     @property
     def drafts(self) -> bool:
@@ -60,7 +63,9 @@ class BudgetPlanner:
             chain_size = choose_budget(chain_reach[1:], curve, chain.num_drafted)
             chain = chain.prefix(chain_size)
             ms = curve.table(1 + max(size, chain_size))
-            self._new_look = _PendingLook(best, ms[1 + size], chain, ms[1 + chain_size], ms[1])
+            self._new_look = PendingLook(
+                {_ONLY: best}, ms[1 + size], {_ONLY: chain}, ms[1 + chain_size], ms[1]
+            )
             best, reach, size = chain, chain_reach, chain_size
             if guard.mode is Mode.NONE:
                 best, size = tree.prefix(0), 0
@@ -99,15 +104,13 @@ class BudgetPlanner:
 
     def _follow(self, tree: DraftTree, path: Sequence[int], guard: Guard) -> None:
         """Shows drafts that were not verified how the text went on. The root is what the last step emitted last."""
-        tokens = tree.token_tuple
+        accepted = [tree.token_tuple[node] for node in path[1:]]
         for look in self._looks:
-            look.follow(tokens[0])
+            look.follow({_ONLY: (tree.token_tuple[0], *accepted)})
         if self._new_look is not None:
+            self._new_look.follow({_ONLY: accepted})
             self._looks.append(self._new_look)
             self._new_look = None
-        for node in path[1:]:
-            for look in self._looks:
-                look.follow(tokens[node])
         for look in self._looks:
             if look.done:
                 guard.looked(look.result)
@@ -149,30 +152,57 @@ class Follower:
                 break
 
 
-class _PendingLook:
-    """A draft that is not verified, and how far the text has followed its tree and its chain."""
+class PendingLook:
+    """The drafts of a step that are not verified, and how far the texts have followed their trees and their chains.
+
+    Args:
+        trees: By request.
+        tree_ms: What the step takes with them by the cost curve.
+        chains: Of the same requests.
+        chain_ms: What the step takes with those.
+        plain_ms: What it takes with neither.
+    """
 
     def __init__(
-        self, tree: DraftTree, tree_ms: float, chain: DraftTree, chain_ms: float, plain_ms: float
+        self,
+        trees: Mapping[Any, DraftTree],
+        tree_ms: float,
+        chains: Mapping[Any, DraftTree],
+        chain_ms: float,
+        plain_ms: float,
     ) -> None:
-        self._tree, self._chain = Follower(tree), Follower(chain)
+        self._trees = {name: Follower(tree) for name, tree in trees.items()}
+        self._chains = {name: Follower(chain) for name, chain in chains.items()}
         self._ms = tree_ms, chain_ms, plain_ms
-
-    def follow(self, token: int) -> None:
-        """The next token of the text."""
-        self._tree.follow(token)
-        self._chain.follow(token)
+        self._open = set(trees)
 
     @property
     def done(self) -> bool:
-        """Whether the text has left both."""
-        return self._tree.done and self._chain.done
+        """Whether every text has left its drafts or ended."""
+        return not self._open
+
+    def follow(self, emitted: Mapping[Any, Sequence[int]]) -> None:
+        """What the requests of the next step emitted; those that are not among them have ended or wait."""
+        for name in list(self._open):
+            tree, chain = self._trees[name], self._chains[name]
+            for token in emitted.get(name, ()):
+                tree.follow(token)
+                chain.follow(token)
+            if name not in emitted or (tree.done and chain.done):
+                self._open.discard(name)
 
     @property
     def result(self) -> Look:
-        """What both would have given."""
+        """What both would have given per request."""
         tree_ms, chain_ms, plain_ms = self._ms
-        return Look(self._tree.num_accepted, tree_ms, self._chain.num_accepted, chain_ms, plain_ms)
+        num_requests = len(self._trees)
+        return Look(
+            sum(follower.num_accepted for follower in self._trees.values()) / num_requests,
+            tree_ms,
+            sum(follower.num_accepted for follower in self._chains.values()) / num_requests,
+            chain_ms,
+            plain_ms,
+        )
 
 
 def likeliest_chain(tree: DraftTree, reach: Sequence[float]) -> tuple[DraftTree, list[float]]:

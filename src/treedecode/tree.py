@@ -215,7 +215,7 @@ class DraftTree(Frozen):
         shape = self.shape.prefix(num_drafted)
         if shape is self.shape:
             return self
-        return self._cut(shape, range(shape.num_nodes))
+        return self._cut(shape, range(shape.num_nodes), self.drawn)
 
     def within_depth(self, max_depth: int) -> DraftTree:
         """The tree without the nodes deeper than ``max_depth`` (0 = the root alone); see ``depth_room``."""
@@ -223,30 +223,36 @@ class DraftTree(Frozen):
         depths = self.shape.depth_tuple
         if max(depths) <= max_depth:
             return self
-        return self.only([node for node, depth in enumerate(depths) if depth <= max_depth])
+        return self._of_nodes([node for node, depth in enumerate(depths) if depth <= max_depth], self.drawn)
 
     def only(self, nodes: Sequence[int]) -> DraftTree:
         """The tree of ``nodes``, in ascending order, the root and every node's parent among them; not checked.
 
-        For deterministic drafts only: leaving out drawn siblings biases the output.
+        For deterministic drafts only: leaving out drawn siblings biases the output, so what is left is not ``drawn``.
         """
+        return self._of_nodes(nodes, drawn=False)
+
+    def _of_nodes(self, nodes: Sequence[int], drawn: bool) -> DraftTree:
         new_of = {old: new for new, old in enumerate(nodes)}
         parents = (-1, *(new_of[self.shape.parent_tuple[node]] for node in nodes[1:]))
         ranks = tuple(self.shape.rank_tuple[node] for node in nodes)
-        return self._cut(TreeShape.trusted(parents, ranks), nodes)
+        return self._cut(TreeShape.trusted(parents, ranks), nodes, drawn)
 
     def along(self, path: Sequence[int]) -> DraftTree:
-        """The chain of the nodes of ``path``, which leads from the root (0) down the tree's edges; not checked."""
-        return self._cut(TreeShape.trusted(tuple(range(-1, len(path) - 1))), path)
+        """The chain of the nodes of ``path``, which leads from the root (0) down the tree's edges; not checked.
 
-    def _cut(self, shape: TreeShape, nodes: Sequence[int]) -> DraftTree:
+        Like :meth:`only` it leaves siblings out: what is left is not ``drawn``.
+        """
+        return self._cut(TreeShape.trusted(tuple(range(-1, len(path) - 1))), path, drawn=False)
+
+    def _cut(self, shape: TreeShape, nodes: Sequence[int], drawn: bool) -> DraftTree:
         scores, sources = self.score_tuple, self.sources
         return DraftTree._of(
             shape,
             tuple(self.token_tuple[node] for node in nodes),
             None if scores is None else [scores[node] for node in nodes],
             None if sources is None else [sources[node] for node in nodes],
-            self.drawn,
+            drawn,
         )
 
     def _content(self) -> tuple[object, ...]:

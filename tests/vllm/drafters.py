@@ -9,20 +9,19 @@ from contextlib import contextmanager
 from treedecode.drafters import make_drafter
 from treedecode.drafters.base import DraftContext, Drafter
 from treedecode.tree import DraftTree
+from treedecode.vllm.config import MAX_BUDGET
 
 VOCAB_SIZE = 262_144
 WIDTH, DEPTH = 3, 4
-# vLLM's own limit
-MAX_NODES = 128
 
 _truth: dict[tuple[int, ...], list[int]] = {}
 _mode = "merged"
-_most = MAX_NODES
+_most = MAX_BUDGET
 
 
 @contextmanager
 def drafting(
-    mode: str, truth: Sequence[tuple[list[int], list[int]]] = (), most: int = MAX_NODES
+    mode: str, truth: Sequence[tuple[list[int], list[int]]] = (), most: int = MAX_BUDGET
 ) -> Iterator[None]:
     """Requests that start inside use this drafter.
 
@@ -51,7 +50,7 @@ def make() -> Drafter:
         "raising": Raising,
         "malformed": Malformed,
     }.get(_mode, lambda: make_drafter(_mode))()
-    return drafter if _most == MAX_NODES else Cut(drafter, _most)
+    return drafter if _most == MAX_BUDGET else Cut(drafter, _most)
 
 
 class Cut:

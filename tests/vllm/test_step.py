@@ -11,7 +11,7 @@ import torch
 
 from treedecode.accept import accept_greedy
 from treedecode.tree import DraftTree
-from treedecode.vllm.step import StashedKV, StepTrees, TreeRows
+from treedecode.vllm.step import StashedKV, StepTrees, TreeRows, metadata_with
 
 pytestmark = pytest.mark.vllm
 
@@ -45,6 +45,20 @@ def common_metadata(lengths, computed):
         block_table_tensor=torch.arange(len(lengths))[:, None],
         slot_mapping=torch.arange(num_tokens) * 10,
     )
+
+
+def test_builders_have_the_trees_while_they_build_and_not_after_a_failure():
+    step = StepTrees.of([TreeRows(0, 0, 5, DraftTree.trusted([-1, 0, 0], [0, 1, 2]))], 3)
+    builders = [SimpleNamespace(step=None) for _ in range(2)]
+
+    def build():
+        with metadata_with(step, iter(builders)):
+            assert all(builder.step is step for builder in builders)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        build()
+    assert not any(builder.step for builder in builders)
 
 
 def test_the_other_rows_keep_their_lengths():

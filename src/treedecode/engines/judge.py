@@ -128,7 +128,7 @@ class Judging:
         """
         if not self.needs_logits:
             values, ids = target.top(features, self.num_candidates)
-            choices, ids, values = _to_host([ids[:, :1], ids, values])
+            choices, ids, values = to_host([ids[:, :1], ids, values])
             return Verified(choices[:, 0].tolist(), ids, values)
         raw = logits = target.logits(features)
         if self.processing is not None:
@@ -144,7 +144,7 @@ class Judging:
             wanted.append(logits.float().logsumexp(-1, keepdim=True))
         if self.num_logprobs is not None:
             wanted += row_logprobs(raw, chosen, self.num_logprobs)
-        choices, ids, values, *more = _to_host(wanted)
+        choices, ids, values, *more = to_host(wanted)
         log_norm = more.pop(0)[:, 0] if self.log_norm else None
         return Verified(choices[:, 0].tolist(), ids, values, log_norm, RowLogprobs(*more) if more else None)
 
@@ -158,7 +158,7 @@ def check_not_stuck(verified: Verified, nodes: Sequence[int]) -> None:
         )
 
 
-def _to_host(tables: Sequence[Tensor]) -> list[np.ndarray]:
+def to_host(tables: Sequence[Tensor]) -> list[np.ndarray]:
     """Tables ``[N, ...]`` of int64 and floats (as float32) in one transfer: floats travel as bits among integers."""
     as_bits = [
         table.float().contiguous().view(torch.int32).long() if table.is_floating_point() else table

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from treedecode.engines.candidates import top_candidates
-from treedecode.engines.judge import Verified
+from treedecode.engines.judge import Verified, to_host
 from treedecode.engines.state import RequestState
 from treedecode.engines.target import Target
 from treedecode.tree import DraftTree
@@ -54,7 +54,7 @@ def judge_batch(
             greedy.setdefault(state.judging.num_candidates, []).append(place)
     for count, places in greedy.items():
         values, ids = target.top(_joined(features, parts, places), count)
-        table, logits = ids.cpu().numpy(), values.float().cpu().numpy()
+        table, logits = to_host([ids, values])
         first = 0
         for place in places:
             rows = slice(first, first + trees[place].num_nodes)

@@ -27,7 +27,7 @@ from treedecode.vllm.measure import agreed
 from treedecode.vllm.metrics import TreeMetrics
 from treedecode.vllm.proposer import RequestLimits
 from treedecode.vllm.sampling import RequestRows, expand_metadata
-from treedecode.vllm.step import StepTrees, TreeRows
+from treedecode.vllm.step import StepTrees, TreeRows, metadata_with
 from treedecode.vllm.walk import walk_rows, walked_output
 
 if TYPE_CHECKING:
@@ -150,17 +150,9 @@ class TreeRunnerMixin(_Base):
         return computed + first_row - int(self.query_start_loc.np[request])
 
     def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
-        self._set_builders(self._step)
-        try:
+        builders = [group.get_metadata_builder(0) for groups in self.attn_groups for group in groups]
+        with metadata_with(self._step, builders):
             return super()._build_attention_metadata(*args, **kwargs)
-        finally:
-            self._set_builders(None)
-
-    def _set_builders(self, step: StepTrees | None) -> None:
-        for groups in self.attn_groups:
-            for group in groups:
-                builder: Any = group.get_metadata_builder(0)
-                builder.step = step
 
     def _sample(self, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
         if logits is None:

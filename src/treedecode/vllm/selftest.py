@@ -10,7 +10,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from treedecode.tree import DraftTree, TreeShape
 from treedecode.vllm.cpu_attention import TreeCPUImpl, TreeCPUMetadataBuilder
-from treedecode.vllm.step import StepTrees, TreeRows
+from treedecode.vllm.step import StepTrees, TreeRows, metadata_with
 
 _NUM_NODES = 5
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -86,11 +86,8 @@ def _compare(name: str, layer: Any, builder: TreeCPUMetadataBuilder) -> None:
     )
 
     def attend(step: StepTrees | None) -> Tensor:
-        builder.step = step
-        try:
+        with metadata_with(step, [builder]):
             metadata = builder.build(0, common)
-        finally:
-            builder.step = None
         output = torch.zeros_like(query)
         impl.forward(layer, query, key, value, cache, metadata, output)
         return output.float()

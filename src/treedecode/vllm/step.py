@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -124,3 +125,21 @@ class StepTrees:
             _num_computed_tokens_cache=None,
             _token_to_req_indices_cache=None,
         )
+
+
+@contextmanager
+def metadata_with(step: StepTrees | None, builders: Iterable[Any]) -> Iterator[None]:
+    """The attention metadata that ``builders`` build inside has the trees of ``step``; None: it is vLLM's own.
+
+    Args:
+        step: the trees.
+        builders: each with a ``step``, as ``TreeCPUMetadataBuilder`` has; None again afterwards.
+    """
+    told = list(builders)
+    for builder in told:
+        builder.step = step
+    try:
+        yield
+    finally:
+        for builder in told:
+            builder.step = None

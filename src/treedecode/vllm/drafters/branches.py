@@ -18,7 +18,7 @@ from treedecode.shape import TreeShape
 from treedecode.tree import DraftTree
 from treedecode.vllm.config import TreeOptions
 from treedecode.vllm.drafters.model import ModelTrees
-from treedecode.vllm.step import StepTrees, TreeRows
+from treedecode.vllm.step import StepTrees, TreeRows, metadata_with
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class BranchTrees(ModelTrees):
         inner = [node for node in range(shape.num_nodes) if shape.children(node)]
         hidden = self._first_hidden(roots, shape.num_nodes)
         self._place(shape, [0], candidates, tokens, reach)
-        for depth in range(1, max(shape.depth_tuple[node] for node in inner) + 1):
+        for depth in range(1, shape.max_depth):
             rows = [node for node in inner if shape.depth_tuple[node] <= depth]
             last, out = self._pass(common, roots, shape, rows, tokens, hidden)
             new = [place for place, node in enumerate(rows) if shape.depth_tuple[node] == depth]
@@ -187,14 +187,9 @@ class BranchTrees(ModelTrees):
         return last.unflatten(0, (num_requests, width)), out.unflatten(0, (num_requests, width))
 
     def _tree_metadata(self, step: StepTrees, common: Any) -> dict[str, Any]:
-        builders: list[Any] = [group.get_metadata_builder() for group in self.draft_attn_groups]
-        try:
-            for builder in builders:
-                builder.step = step
+        builders = [group.get_metadata_builder() for group in self.draft_attn_groups]
+        with metadata_with(step, builders):
             return self.build_per_group_and_layer_attn_metadata(common)[1]
-        finally:
-            for builder in builders:
-                builder.step = None
 
 
 def branch_tree(shape: TreeShape, token_ids: Sequence[int], reach: Sequence[float]) -> DraftTree:
