@@ -29,9 +29,10 @@ class Comparison:
         """Output position of the first token that differs."""
         if self.identical:
             return None
-        pairs = enumerate(zip(self.trees.token_ids, self.plain.token_ids, strict=False))
-        shorter = min(len(self.trees.token_ids), len(self.plain.token_ids))
-        return next((position for position, (tree, plain) in pairs if tree != plain), shorter)
+        # here, not above: other commands need not load it
+        from treedecode.verify.results import first_difference
+
+        return first_difference(self.trees.token_ids, self.plain.token_ids)
 
     @property
     def speed_ratio(self) -> float | None:

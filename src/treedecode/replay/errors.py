@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from importlib import resources
 
+from treedecode.replay.data import same_output
 from treedecode.replay.recording import Recording
 from treedecode.replay.results import Budget, EstimateError
 from treedecode.replay.strategies import Dynamic, Recorded, Rerun, Strategy
@@ -40,8 +41,7 @@ def live_error(
         (taken, walk(run, Recorded(), WHOLE))
         for recording, taken in zip(recordings, walks, strict=True)
         for run in live
-        if run.prompt_ids == recording.prompt_ids
-        and run.output_ids == recording.output_ids
+        if same_output(run, recording)
         and run.budget == budget
         and run.drafter == (strategy.name if isinstance(strategy, Rerun) else recording.drafter)
     ]

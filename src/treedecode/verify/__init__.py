@@ -7,6 +7,6 @@ text, and with distributions that transformers' own processors make of that pass
 - ``local``: the checks of a loaded model, ``verify_model``.
 - ``endpoint``: those of a running OpenAI-compatible server, ``verify_endpoint``.
 - ``plain``, ``processed``, ``rounding``: the model alone, and how far rounding can go.
-- ``judged``, ``rules``, ``draws``, ``logprobs``: tokens, counts and logprobs against it.
+- ``judged``, ``rules``, ``counts``, ``draws``, ``logprobs``: tokens, counts and logprobs against it.
 - ``client``, ``completion``, ``reference``, ``followed``, ``samples``: servers.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,38 +15,12 @@ from treedecode.engines.params import SamplingParams
 from treedecode.engines.request import Request
 from treedecode.engines.step import StepInput
 from treedecode.engines.target import Target
-from treedecode.testing.statistics import ChiSquared, Tables, chi_squared
 from treedecode.tree import DraftTree
+from treedecode.verify.counts import Counted, count_tokens
 from treedecode.verify.plain import PlainModel
-from treedecode.verify.processed import possible, processed
 
 # Two guesses for the next token, and one more after the first of them.
 _PARENTS = (-1, 0, 0, 1)
-
-
-@dataclass(frozen=True)
-class Counted:
-    """Draws of one step.
-
-    Attributes:
-        test: Chi-squared over all nodes that were reached.
-        allowance: What the statistic may exceed its threshold by, because the rows of the tree and of the model alone
-            are computed in different numbers of rows.
-        num_counted: Tokens that were counted.
-        impossible: A token that was drawn though the model alone never says it there, or None.
-    """
-
-    test: ChiSquared
-    allowance: float
-    num_counted: int
-    impossible: int | None
-
-    @property
-    def passed(self) -> bool:
-        """Whether the draws are those of the model alone."""
-        return self.impossible is None and (
-            not self.test.degrees or self.test.statistic < self.test.threshold + self.allowance
-        )
 
 
 class _Rows(Target):
@@ -86,22 +60,14 @@ def count_draws(
     third = int(rows[1].argmax())
     rows[3] = plain.row([*context, first, third])
     tree = DraftTree.trusted(list(_PARENTS), [context[-1], first, second, third])
-    expected = {node: processed(row, params) for node, row in rows.items()}
     drawn = _draw(target, tree, context, len(output_ids), params, num_draws)
-    statistic, degrees, counted, impossible = 0.0, 0, 0, None
     rounding = plain.rounding(context)
-    for node, tokens in drawn.items():
-        for token in {token for token in tokens if not expected[node][token]}:
-            if not possible(rows[node], token, params, rounding.tolerance):
-                impossible = token
-        if tokens:
-            table = expected[node][None]
-            test = chi_squared(Tables((table,), (table,)), torch.tensor(tokens)[:, None], 0)
-            statistic, degrees = statistic + test.statistic, degrees + test.degrees
-            counted += len(tokens)
-    # a relative error e of every probability adds at most n e^2
-    allowance = counted * math.expm1(2 * rounding.noise / params.temperature) ** 2
-    return Counted(ChiSquared(statistic, degrees), allowance, counted, impossible)
+    places = [(rows[node], tokens) for node, tokens in drawn.items() if tokens]
+    counted = count_tokens(places, params, rounding.tolerance)
+    # the tree and the model alone are computed in different numbers of rows; a relative error e of every probability
+    # adds at most n e^2
+    allowance = counted.num_counted * math.expm1(2 * rounding.noise / params.temperature) ** 2
+    return replace(counted, allowance=allowance)
 
 
 @torch.inference_mode()
@@ -115,14 +81,14 @@ def _draw(
         target.forward(StepInput.of_chain(context[:-1], 0, target.device, target.dtype), cache, 1)
         cache.length = prefix_len
     step = StepInput.of_tree(tree, prefix_len, target.device, target.dtype)
-    known = _Rows(target, target.logits(target.forward(step, cache)))
+    logits = target.logits(target.forward(step, cache))
+    known = _Rows(target, logits)
     request = Request(tuple(context[: len(context) - position]), tree.num_nodes, tree.num_drafted, params)
     judging = Judging.of(known, request, wants_rows=False, traced=False)
     drawn: dict[int, list[int]] = {node: [] for node in range(tree.num_nodes)}
-    features = known.logits(known.forward(step, cache))
     for seed in range(params.seed, params.seed + num_draws):
         seeded = replace(judging, params=replace(params, seed=seed))
-        walk = accept_greedy(tree, seeded(known, features, tree, context, position).choices)
+        walk = accept_greedy(tree, seeded(known, logits, tree, context, position).choices)
         for node, token in zip(walk.path, walk.token_ids, strict=True):
             drawn[node].append(token)
     return drawn

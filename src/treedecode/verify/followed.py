@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treedecode.verify.completion import Completion, Token
+from treedecode.verify.logprobs import worst_finding
 from treedecode.verify.reference import Reference
-from treedecode.verify.results import Finding, Status
+from treedecode.verify.results import Finding, Status, first_difference
 from treedecode.verify.settings import LOGPROB_TOLERANCE, Settings
 
 # Rounding of a server's numbers, whatever their type, moves logprobs no further than this.
@@ -75,12 +76,6 @@ def follow(mine: Completion, plain: Reference, prompt: str | Sequence[int], sett
         other = plain.complete(text, len(tokens) - done)
 
 
-def first_difference(mine: Sequence[object], other: Sequence[object]) -> int:
-    """The first place where they differ, or the length of the shorter."""
-    shorter = min(len(mine), len(other))
-    return next((place for place in range(shorter) if mine[place] != other[place]), shorter)
-
-
 def gap_of(other: Completion, place: int, token: Token) -> float | None:
     """How far below the best logprob a token is; None if that is not known."""
     if other.top is None or token not in other.top[place]:
@@ -124,13 +119,9 @@ def logprob_finding(
     """Are the logprobs of the tokens in common the same?"""
     if found.worst < 0:
         return Finding(name, "logprobs", Status.SKIPPED, "there are none to compare")
-    limit = LOGPROB_TOLERANCE if settings.logprob_tolerance is None else settings.logprob_tolerance
-    if settings.logprob_tolerance is None and not found.worst <= limit:
-        limit = _measured(plain, mine.before(found.worst_at), found.worst_top)
-    passed = found.worst <= limit
-    detail = f"{found.end} tokens, differ by {found.worst:.2g} at most; {limit:.2g} is allowed"
-    if not passed:
-        detail = f"token {found.worst_at} is off by {found.worst:.3g}; {limit:.2g} is allowed"
-    status = Status.EXACT if passed else Status.DIFFERENT
-    numbers = {"worst_difference": found.worst, "tolerance": limit}
-    return Finding(name, "logprobs", status, detail, found.end, 0, numbers)
+
+    def measured() -> float:
+        return _measured(plain, mine.before(found.worst_at), found.worst_top)
+
+    place = f"token {found.worst_at}"
+    return worst_finding(name, found.end, found.worst, place, settings.logprob_tolerance, measured)

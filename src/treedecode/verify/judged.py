@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from treedecode.verify.plain import PlainModel
-from treedecode.verify.results import Finding, Status
+from treedecode.verify.results import Finding, Status, first_difference
 from treedecode.verify.rounding import most_rounding
 
 
@@ -138,7 +138,7 @@ class Judge:
     def compare(self, prompt: str, check: str, mine: Output, other: Output) -> Finding:
         """Are they the same, and is each what the model alone says?"""
         shorter = min(len(mine.token_ids), len(other.token_ids))
-        first = next((i for i in range(shorter) if mine.token_ids[i] != other.token_ids[i]), shorter)
+        first = first_difference(mine.token_ids, other.token_ids)
         same = mine.token_ids == other.token_ids
         count = len(mine.token_ids)
         judged = {output.name: self.output(output.token_ids) for output in (mine, other)}

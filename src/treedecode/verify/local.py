@@ -41,29 +41,28 @@ def verify_model(
     Raises:
         TypeError, ValueError: A prompt is empty, too long or holds ids outside the vocabulary.
     """
-    return Report(tuple(check_model(model, prompts, settings, progress)))
+    return Report(tuple(check_model(model, prompts, settings or Settings(), progress)))
 
 
 def check_model(
     model: LoadedModel,
-    prompts: Sequence[Prompt] = DEFAULT_PROMPTS,
-    settings: Settings | None = None,
+    prompts: Sequence[Prompt],
+    settings: Settings,
     progress: Progress = silent,
 ) -> Iterator[Finding]:
     """As :func:`verify_model`, one finding after the other: what was found stays if it is interrupted."""
-    chosen = Settings() if settings is None else settings
     encoded = [(prompt.name, prompt_ids(model, prompt)) for prompt in prompts]
     for number, (name, ids) in enumerate(encoded, 1):
-        checks = _Checks(model, name, ids, chosen)
+        checks = _Checks(model, name, ids, settings)
         with progress(f"Prompt {number} of {len(encoded)}, {name}: greedy"):
             findings = list(checks.greedy())
         yield from findings
-        for seed in range(chosen.seed, chosen.seed + chosen.num_seeds) if chosen.samples else ():
+        for seed in range(settings.seed, settings.seed + settings.num_seeds) if settings.samples else ():
             with progress(f"Prompt {number} of {len(encoded)}, {name}: sampled with seed {seed}"):
                 finding = checks.sampled(seed)
             yield finding
-        if chosen.samples:
-            with progress(f"Prompt {number} of {len(encoded)}, {name}: {chosen.num_draws} draws"):
+        if settings.samples:
+            with progress(f"Prompt {number} of {len(encoded)}, {name}: {settings.num_draws} draws"):
                 finding = checks.draws()
             yield finding
 
@@ -127,20 +126,11 @@ class _Checks:
         rows = [processed(row, params) for row in self._plain.rows(ids, output[:last])]
         place = most_open(rows[1:]) + 1 if last > 1 else 0
         found = count_draws(self._model.target, self._plain, ids, output[:place], params, settings.num_draws)
-        test = found.test
-        numbers = {
-            "chi_squared": test.statistic,
-            "degrees": float(test.degrees),
-            "threshold": test.threshold + found.allowance,
-        }
-        detail = (
-            f"{found.num_counted} draws at token {place}: chi-squared {test.statistic:.1f} with {test.degrees} "
-            f"degrees of freedom, below {numbers['threshold']:.1f} expected"
-        )
+        detail = f"{found.num_counted} draws at token {place}: {found.words}"
         if found.impossible is not None:
             detail = f"{self._show(found.impossible)} was drawn at token {place}, where it has probability 0"
         status = Status.EXACT if found.passed else Status.DIFFERENT
-        return Finding(self._name, "draws", status, detail, found.num_counted, 0, numbers)
+        return Finding(self._name, "draws", status, detail, found.num_counted, 0, found.numbers)
 
     def _judge(self, rule: Rule) -> Judge:
         target = self._model.target

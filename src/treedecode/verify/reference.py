@@ -11,8 +11,9 @@ from treedecode.engines.hf import stream
 from treedecode.engines.load import LoadedModel
 from treedecode.verify.client import TOP, Endpoint
 from treedecode.verify.completion import Completion, Token
+from treedecode.verify.counts import Counted
 from treedecode.verify.plain import PlainModel
-from treedecode.verify.samples import Compared, Continuation, against_model, two_samples
+from treedecode.verify.samples import Continuation, against_model, two_samples
 from treedecode.verify.settings import Settings
 
 # Tokens of a sampled continuation.
@@ -24,8 +25,6 @@ _CONCURRENCY = 16
 class Reference(ABC):
     """The model without trees."""
 
-    name: str
-
     @abstractmethod
     def complete(self, prompt: str | Sequence[int], max_tokens: int) -> Completion:
         """The greedy completion, with logprobs if there are any."""
@@ -35,7 +34,7 @@ class Reference(ABC):
         """How far the logprobs ``top`` after ``prompt_ids`` move when they are computed in another way."""
 
     @abstractmethod
-    def compare(self, prompt: str | Sequence[int], samples: Sequence[Continuation]) -> Compared:
+    def compare(self, prompt: str | Sequence[int], samples: Sequence[Continuation]) -> Counted:
         """Samples of the same settings, drawn with the seeds from the first on, against its own distribution."""
 
 
@@ -44,7 +43,6 @@ class PlainEndpoint(Reference):
 
     def __init__(self, endpoint: Endpoint, settings: Settings) -> None:
         self._endpoint, self._settings = endpoint, settings
-        self.name = endpoint.name
 
     def complete(self, prompt: str | Sequence[int], max_tokens: int) -> Completion:
         return self._endpoint.complete(prompt, max_tokens, greedy_options(self._settings))
@@ -56,7 +54,7 @@ class PlainEndpoint(Reference):
             return 0.0
         return max((abs(again[0][token] - top[token]) for token in top if token in again[0]), default=0.0)
 
-    def compare(self, prompt: str | Sequence[int], samples: Sequence[Continuation]) -> Compared:
+    def compare(self, prompt: str | Sequence[int], samples: Sequence[Continuation]) -> Counted:
         return two_samples(samples, draw_samples(self._endpoint, prompt, self._settings))
 
 
@@ -66,7 +64,6 @@ class LocalModel(Reference):
     def __init__(self, model: LoadedModel, settings: Settings) -> None:
         self._model, self._settings = model, settings
         self._plain = PlainModel(model.target, settings.repetition_penalty)
-        self.name = str(model.path)
 
     def complete(self, prompt: str | Sequence[int], max_tokens: int) -> Completion:
         ids = self.ids(prompt)
@@ -90,7 +87,7 @@ class LocalModel(Reference):
     def noise(self, prompt_ids: Sequence[int], top: dict[Token, float]) -> float:
         return self._plain.rounding(list(prompt_ids)).noise
 
-    def compare(self, prompt: str | Sequence[int], samples: Sequence[Continuation]) -> Compared:
+    def compare(self, prompt: str | Sequence[int], samples: Sequence[Continuation]) -> Counted:
         ids, params = self.ids(prompt), self._settings.sampling(0)
         return against_model(samples, lambda context: self._plain.row([*ids, *map(int, context)]), params)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -86,3 +87,9 @@ class Report:
             but = f", but for {ties} near tie{'s' if ties > 1 else ''} within rounding" if ties else ""
             text = f"EXACT: {self.num_checked} checks found no difference{but}"
         return text if self.complete else f"{text} (interrupted: not all checks were run)"
+
+
+def first_difference(mine: Sequence[object], other: Sequence[object]) -> int:
+    """The first place where they differ, or the length of the shorter."""
+    shorter = min(len(mine), len(other))
+    return next((place for place in range(shorter) if mine[place] != other[place]), shorter)

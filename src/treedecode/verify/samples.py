@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from treedecode.engines.params import SamplingParams
-from treedecode.testing.statistics import ChiSquared, Tables, chi_squared
+from treedecode.testing.statistics import ChiSquared
 from treedecode.verify.completion import Token
-from treedecode.verify.processed import possible, processed
+from treedecode.verify.counts import Counted, count_tokens
 from treedecode.verify.settings import LOGPROB_TOLERANCE
 
 # Continuations after the same tokens are compared where there are so many of both.
@@ -26,21 +24,6 @@ _MOST_CONTEXTS = 4
 Continuation = tuple[Token, ...]
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A test over all positions.
-
-    Attributes:
-        test: Sums over the contexts.
-        num_counted: Tokens that were counted, of the first sample.
-        impossible: A token that the model never says there, or None.
-    """
-
-    test: ChiSquared
-    num_counted: int
-    impossible: Token | None = None
-
-
 def by_context(samples: Sequence[Continuation]) -> dict[Continuation, Counter[Token]]:
     """Counts of the token after every beginning."""
     counts: dict[Continuation, Counter[Token]] = defaultdict(Counter)
@@ -50,7 +33,7 @@ def by_context(samples: Sequence[Continuation]) -> dict[Continuation, Counter[To
     return counts
 
 
-def two_samples(mine: Sequence[Continuation], other: Sequence[Continuation]) -> Compared:
+def two_samples(mine: Sequence[Continuation], other: Sequence[Continuation]) -> Counted:
     """Whether both may come from one distribution, token by token given those before.
 
     The statistic for two counts a, b of each token out of A, B is the sum of (a sqrt(B/A) - b sqrt(A/B))^2 / (a + b)
@@ -71,12 +54,12 @@ def two_samples(mine: Sequence[Continuation], other: Sequence[Continuation]) -> 
         statistic += sum((x * ratio - y / ratio) ** 2 / (x + y) for x, y in cells.values())
         degrees += len(cells) - 1
         counted += total_a
-    return Compared(ChiSquared(statistic, degrees), counted)
+    return Counted(ChiSquared(statistic, degrees), counted)
 
 
 def against_model(
     samples: Sequence[Continuation], row_after: Callable[[Continuation], Tensor], params: SamplingParams
-) -> Compared:
+) -> Counted:
     """Whether they come from a model's distributions, after the most frequent beginnings.
 
     Args:
@@ -86,17 +69,9 @@ def against_model(
     """
     counts = by_context(samples)
     frequent = sorted(counts, key=lambda context: -counts[context].total())[:_MOST_CONTEXTS]
-    statistic, degrees, counted, impossible = 0.0, 0, 0, None
-    for context in frequent:
-        if counts[context].total() < _FEWEST:
-            continue
-        row = row_after(context)
-        table = processed(row, params)[None]
-        for token in counts[context]:
-            if not table[0, int(token)] and not possible(row, int(token), params, LOGPROB_TOLERANCE):
-                impossible = token
-        tokens = torch.tensor(list(counts[context].elements()))
-        test = chi_squared(Tables((table,), (table,)), tokens[:, None], 0)
-        statistic, degrees = statistic + test.statistic, degrees + test.degrees
-        counted += len(tokens)
-    return Compared(ChiSquared(statistic, degrees), counted, impossible)
+    places = [
+        (row_after(context), [int(token) for token in counts[context].elements()])
+        for context in frequent
+        if counts[context].total() >= _FEWEST
+    ]
+    return count_tokens(places, params, LOGPROB_TOLERANCE)
