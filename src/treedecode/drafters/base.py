@@ -22,7 +22,8 @@ class VerifiedRows:
         root_index: index of the root in ``DraftContext.token_ids``; the tokens before it are its history.
         path: accepted nodes, root first; all nodes for prompt rows.
         top_ids: int64 ``[N, k]``, the target's ``k`` best next tokens after each node, best first.
-        top_logits: float32 ``[N, k]``, their raw logits, descending.
+        top_logits: float32 ``[N, k]``, their logits, descending; processed where the request has penalties, logits
+            processors or a grammar.
     """
 
     tree: DraftTree
@@ -38,8 +39,7 @@ class DraftContext:
 
     Attributes:
         token_ids: prompt and emitted tokens; the last one is the root. Shared with the engine and growing
-            between
-            calls: read only.
+            between calls: read only.
         prompt_len: number of prompt tokens.
         max_drafted: never return more drafted nodes.
         max_depth: never return a deeper node; 0 means the root alone.

@@ -59,7 +59,9 @@ class Stream(Iterator[Chunk]):
     def __init__(self, decoder: Decoder, text: TextStream) -> None:
         self.decoder, self._text = decoder, text
         self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] | None = None
+        self._logprobs: list[TokenLogprobs] | None = (
+            None if decoder.state.request.num_logprobs is None else []
+        )
         self._finish_reason: str | None = None
         self._chunks: Generator[Chunk, None, None] = self._run()
 
@@ -88,9 +90,9 @@ class Stream(Iterator[Chunk]):
         self._token_ids.extend(token_ids)
         self._finish_reason = reason
         logprobs = emission.logprobs
-        if logprobs is not None:
-            logprobs = logprobs[: len(token_ids)]
-            self._logprobs = (self._logprobs or []) + logprobs
+        if self._logprobs is not None:
+            logprobs = (logprobs or [])[: len(token_ids)]
+            self._logprobs += logprobs
         return Chunk(token_ids, self._text.finish() if reason else self._text.take(), logprobs)
 
     @property
