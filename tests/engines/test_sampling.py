@@ -160,6 +160,12 @@ def test_a_zero_probability_token_is_never_drawn() -> None:
         ({"logit_bias": {1.0: 2.0}}, TypeError, "logit_bias token ids must be an integer, got 1.0"),
         ({"logit_bias": {3: "x"}}, TypeError, "logit_bias of token 3 must be a number, got 'x'"),
         ({"logit_bias": {3: math.inf}}, ValueError, "logit_bias of token 3 must be a finite number or -inf"),
+        (
+            {"logit_bias": {3: 1e39}},
+            ValueError,
+            r"logit_bias of token 3 must be at most 1e\+15 in size or -inf",
+        ),
+        ({"logit_bias": (3, 1.0)}, TypeError, "logit_bias must map token ids to numbers, got "),
         ({"logit_bias": {3: math.nan}}, ValueError, "logit_bias of token 3 must be a finite number or -inf"),
         ({"bad_words_ids": "word"}, TypeError, "bad_words_ids must be sequences of token ids, got 'word'"),
         ({"bad_words_ids": [3]}, TypeError, "each of bad_words_ids must be a sequence of token ids, got 3"),

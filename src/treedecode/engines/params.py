@@ -11,6 +11,8 @@ from treedecode.engines.tokens import in_order
 
 # Penalties on counts beyond these are refused, as in the OpenAI API and in vLLM: one of 100 for 1.00 is a slip.
 _MAX_COUNT_PENALTY = 2.0
+# Beyond any logit, and far from overflow in float32, also once divided by a small temperature.
+_MAX_BIAS = 1e15
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,20 @@ class SamplingParams:
 def _bias_pairs(bias: object) -> tuple[tuple[int, float], ...] | None:
     if bias is None:
         return None
-    if not isinstance(bias, Mapping | tuple):
+    kept = isinstance(bias, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in bias)
+    if not isinstance(bias, Mapping) and not kept:
         raise TypeError(f"logit_bias must map token ids to numbers, got {bias!r}")
     pairs: dict[int, float] = {}
-    for token, value in dict(bias).items():
+    for token, value in dict(bias).items():  # type: ignore[call-overload]
         _check_integer("logit_bias token ids", token, low=0)
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"logit_bias of token {token} must be a number, got {value!r}")
         if math.isnan(float(value)) or float(value) == math.inf:
             raise ValueError(f"logit_bias of token {token} must be a finite number or -inf, got {value!r}")
+        if _MAX_BIAS < abs(float(value)) < math.inf:
+            raise ValueError(
+                f"logit_bias of token {token} must be at most {_MAX_BIAS:g} in size or -inf, got {value!r}"
+            )
         pairs[int(token)] = float(value)
     return tuple(sorted(pairs.items())) or None
 
