@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -206,3 +207,33 @@ def test_a_vocabulary_that_is_all_forbidden_is_an_error() -> None:
         with pytest.raises(ValueError, match="expected at least one token that may come next"):
             run(drafter, budget, said[50], after)
         assert run(drafter, budget, said[2], after) == (said[:3], "stop")
+
+
+@pytest.mark.parametrize("logprobs", [None, 1])
+@pytest.mark.parametrize("budget", [0, 6])
+@pytest.mark.parametrize(
+    ("number", "temperature"), [(math.nan, 0.0), (math.nan, 1.0), (math.inf, 1.0), (1e308, 0.5)]
+)
+def test_numbers_that_choose_no_token_are_refused(
+    number: float, temperature: float, budget: int, logprobs: int | None
+) -> None:
+    """Sampling gave a token outside the vocabulary, for which the drafter was blamed; greedy gave token 0."""
+
+    def spoil(input_ids: Any, scores: Any) -> Any:
+        return scores * 0 + number
+
+    params = SamplingParams(temperature=temperature)
+    request = Request(tuple(PROMPT), COUNT, budget, params, processors=(spoil,), num_logprobs=logprobs)
+    decoder = Decoder(target_of("qwen3", "fused"), request, make_drafter("merged"))
+    with pytest.raises(ValueError, match=r"expected logits to choose from, got (nan|3\.4\S+) as the best"):
+        list(decoder.run())
+
+
+def test_infinity_forces_a_greedy_choice() -> None:
+    def force(input_ids: Any, scores: Any) -> Any:
+        scores[:, 7] = math.inf
+        return scores
+
+    request = Request(tuple(PROMPT), 9, 6, processors=(force,))
+    decoder = Decoder(target_of("qwen3", "fused"), request, make_drafter("merged"))
+    assert [token for emission in decoder.run() for token in emission.token_ids] == [7] * 9

@@ -174,3 +174,22 @@ def test_one_drafter_given_twice_is_refused(model: td.LoadedModel) -> None:
     drafter = td.make_drafter("suffix")
     with pytest.raises(ValueError, match=r"one request at a time.*prompts 0 and 1"):
         td.generate(model, PROMPTS[:2], drafter=[drafter, drafter])
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_an_exception_says_which_prompt_it_is_about(model: td.LoadedModel, batch_size: Any) -> None:
+    """Of what judges a prompt's rows, in any step, and of the prompt itself."""
+    long = model.tokenizer(PROMPTS[2])["input_ids"]
+
+    def late(input_ids: Any, scores: Any) -> Any:
+        if input_ids[0, : len(long)].tolist() == long and input_ids.shape[1] > len(long) + 2:
+            raise ZeroDivisionError("too late")
+        return scores
+
+    options = OPTIONS | {"batch_size": batch_size, "budget": 0}
+    with pytest.raises(ZeroDivisionError, match="too late") as caught:
+        td.generate(model, PROMPTS, logits_processor=late, **options)
+    assert caught.value.__notes__ == ["This was prompt 2 of the batch."]
+    with pytest.raises(ValueError, match="the prompt is empty") as empty:
+        td.generate(model, ["the", ""], **options)
+    assert empty.value.__notes__ == ["This was prompt 1 of the batch."]

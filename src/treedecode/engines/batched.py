@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 
@@ -19,7 +18,7 @@ from treedecode.budget import AUTO_MAX_DRAFTED
 from treedecode.engines.cache import KVCache
 from treedecode.engines.judge_batch import judge_batch
 from treedecode.engines.judging_cost import judged_cost
-from treedecode.engines.state import Emission, RequestState
+from treedecode.engines.state import Emission, RequestState, of_prompt
 from treedecode.engines.stats import StepClock
 from treedecode.engines.target import Target, plain_reference
 from treedecode.surface import Cost
@@ -124,7 +123,7 @@ class BatchDecoder:
         cache = free.popleft()
         cache.clear()
         self._running.append(index)
-        with _named(index):
+        with of_prompt(index):
             emission = state.start(cache)
             if emission.finish_reason is None:
                 state.begin_drafting()
@@ -156,11 +155,11 @@ class BatchDecoder:
         clock.end_phase("prepare")
         features = self._target.forward_batch(steps, [state.cache for state in states])
         clock.end_phase("forward")
-        verified = judge_batch(self._target, features, states, trees)
+        verified = judge_batch(self._target, features, dict(zip(places, states, strict=True)), trees)
         clock.end_phase("head")
         walked = []
         for index, tree, said, drafted in zip(places, trees, verified, drafts, strict=True):
-            with _named(index):
+            with of_prompt(index):
                 walked.append(self._states[index].advance(tree, said, drafted))
         clock.end_phase("commit")
         accepted: list[Acceptance] = [acceptance for _, acceptance in walked]
@@ -184,7 +183,7 @@ class BatchDecoder:
         trees = []
         for index, drafted in zip(places, drafts, strict=True):
             state = self._states[index]
-            with _named(index):
+            with of_prompt(index):
                 trees.append(state.propose(width) if drafted else state.root())
         return trees
 
@@ -197,13 +196,3 @@ def _check_own_drafters(states: Sequence[RequestState]) -> None:
                 "a drafter serves one request at a time: expected one each, a name or batch_size=1, got the same "
                 f"object for prompts {first[id(state.drafter)]} and {place}"
             )
-
-
-@contextmanager
-def _named(index: int) -> Iterator[None]:
-    """Says of an exception which request it is about."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"This was prompt {index} of the batch.")
-        raise

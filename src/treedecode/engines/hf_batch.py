@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from treedecode.engines.batched import DEFAULT_BATCH_SIZE, BatchDecoder
 from treedecode.engines.hf import Chunk, Generation, Stream, stream
 from treedecode.engines.load import LoadedModel
 from treedecode.engines.request import check_budget, check_count
+from treedecode.engines.state import of_prompt
 from treedecode.engines.tokens import as_prompts
 from treedecode.trace import TraceWriter
 
@@ -63,8 +65,8 @@ class BatchStream(Iterator[tuple[int, Chunk]]):
 
     def _run(self) -> Generator[tuple[int, Chunk], None, None]:
         if self._decoder is None:
-            for index, running in enumerate(self._streams):
-                for chunk in running:
+            for index in range(len(self._streams)):
+                while (chunk := self._next(index)) is not None:
                     yield index, chunk
             return
         for index, emission in self._decoder.run():
@@ -73,6 +75,10 @@ class BatchStream(Iterator[tuple[int, Chunk]]):
             if running.is_finished:  # a stop string ends what the decoder would go on with
                 self._decoder.end(index)
             yield index, chunk
+
+    def _next(self, index: int) -> Chunk | None:
+        with of_prompt(index) if len(self._streams) > 1 else nullcontext():
+            return next(self._streams[index], None)
 
     @property
     def generations(self) -> list[Generation]:
@@ -115,7 +121,11 @@ def stream_batch(
         raise ValueError(
             f"{alone[0]} follows one request at a time: expected batch_size=1 (or none), got {size}"
         )
-    streams = [stream(model, prompt, **_of_prompt(options, i, len(given))) for i, prompt in enumerate(given)]
+    streams = []
+    for index, prompt in enumerate(given):
+        own = _of_prompt(options, index, len(given))
+        with of_prompt(index) if len(given) > 1 else nullcontext():
+            streams.append(stream(model, prompt, **own))
     return BatchStream(model, streams, size or (1 if alone else DEFAULT_BATCH_SIZE))
 
 

@@ -134,6 +134,9 @@ class Judging:
         if self.processing is not None:
             logits = self.processing(logits, tree, history, position)
         values, ids = top_candidates(logits, self.num_candidates)
+        values = values.clamp(
+            max=torch.finfo(torch.float32).max
+        )  # infinity chooses, but has no distance to the rest
         uniforms = None
         if not self.params.greedy:
             drawn = keyed_uniforms(self.params.seed, [position + depth for depth in tree.shape.depth_tuple])
@@ -143,19 +146,28 @@ class Judging:
         if self.log_norm:
             wanted.append(logits.float().logsumexp(-1, keepdim=True))
         if self.num_logprobs is not None:
-            wanted += row_logprobs(raw, chosen, self.num_logprobs)
+            in_range = chosen.clamp(max=raw.shape[-1] - 1)  # see check_choices
+            wanted += row_logprobs(raw, in_range, self.num_logprobs)
         choices, ids, values, *more = to_host(wanted)
         log_norm = more.pop(0)[:, 0] if self.log_norm else None
         return Verified(choices[:, 0].tolist(), ids, values, log_norm, RowLogprobs(*more) if more else None)
 
 
-def check_not_stuck(verified: Verified, nodes: Sequence[int]) -> None:
-    """Raises ``ValueError`` if no token at all was allowed after one of ``nodes``, so that its choice means nothing."""
-    if any(verified.top_logits[node, 0] == -math.inf for node in nodes):
-        raise ValueError(
-            "expected at least one token that may come next, got none: bad words, min_tokens, biases of -inf, "
-            "logits processors and grammar together forbid the whole vocabulary"
-        )
+def check_choices(verified: Verified, nodes: Sequence[int], vocab_size: int) -> None:
+    """Raises ``ValueError`` if a choice after one of ``nodes`` means nothing: no token was allowed, or NaN came up."""
+    for node in nodes:
+        best = verified.top_logits[node, 0]
+        if best == -math.inf:
+            raise ValueError(
+                "expected at least one token that may come next, got none: bad words, min_tokens, biases of -inf, "
+                "logits processors and grammar together forbid the whole vocabulary"
+            )
+        # of probabilities that are NaN no token is drawn: the draw ends behind the last one
+        if math.isnan(best) or verified.choices[node] >= vocab_size:
+            raise ValueError(
+                f"expected logits to choose from, got {best:g} as the best: the model or a logits processor gave NaN "
+                "or, for sampling, infinity or what is infinite once divided by the temperature"
+            )
 
 
 def to_host(tables: Sequence[Tensor]) -> list[np.ndarray]:

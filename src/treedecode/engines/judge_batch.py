@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from treedecode.engines.candidates import top_candidates
 from treedecode.engines.judge import Verified, to_host
-from treedecode.engines.state import RequestState
+from treedecode.engines.state import RequestState, of_prompt
 from treedecode.engines.target import Target
 from treedecode.tree import DraftTree
 
@@ -30,7 +30,7 @@ class LogitRows:
 
 
 def judge_batch(
-    target: Target, features: Tensor, states: Sequence[RequestState], trees: Sequence[DraftTree]
+    target: Target, features: Tensor, states: Mapping[int, RequestState], trees: Sequence[DraftTree]
 ) -> list[Verified]:
     """What the target says after every node of every request's tree.
 
@@ -40,14 +40,15 @@ def judge_batch(
     Args:
         target: Whose rows they are.
         features: From its ``forward_batch``: the rows of all trees, one tree after the other.
-        states: The requests.
+        states: The requests by their place in the batch, which an exception of their own is noted with.
         trees: Of the step, one per request.
     """
     parts = features.split([tree.num_nodes for tree in trees])
     verified: dict[int, Verified] = {}
     greedy: dict[int, list[int]] = {}
     full: list[int] = []
-    for place, state in enumerate(states):
+    numbered = list(states.items())
+    for place, (_, state) in enumerate(numbered):
         if state.judging.needs_logits:
             full.append(place)
         else:
@@ -64,7 +65,9 @@ def judge_batch(
         scored = target.logits(_joined(features, parts, full))
         scorer = LogitRows(target)
         for place, rows in zip(full, scored.split([trees[p].num_nodes for p in full]), strict=True):
-            verified[place] = states[place].judge(rows, trees[place], scorer)
+            index, state = numbered[place]
+            with of_prompt(index):
+                verified[place] = state.judge(rows, trees[place], scorer)
     return [verified[place] for place in range(len(states))]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,7 +22,7 @@ from treedecode.drafters.base import (
 )
 from treedecode.engines.cache import KVCache
 from treedecode.engines.dense import DenseRows
-from treedecode.engines.judge import Judging, Verified, check_not_stuck
+from treedecode.engines.judge import Judging, Verified, check_choices
 from treedecode.engines.logprobs import TokenLogprobs
 from treedecode.engines.request import Request
 from treedecode.engines.rows import RowQueue
@@ -55,6 +57,16 @@ class Emission:
     token_ids: list[int]
     finish_reason: str | None
     logprobs: list[TokenLogprobs] | None = None
+
+
+@contextmanager
+def of_prompt(index: int) -> Iterator[None]:
+    """Says of an exception which prompt of several it is about."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"This was prompt {index} of the batch.")
+        raise
 
 
 class RequestState:
@@ -147,7 +159,7 @@ class RequestState:
             cache.length += len(chunk)
             self.stats.num_prefill_passes += 1
         verified = self.judge(tail[-1][-1:], self.root())
-        check_not_stuck(verified, [0])
+        check_choices(verified, [0], target.vocab_size)
         self._prompt_features = torch.cat(tail)[-shown:] if shown else None
         token_ids, reason = truncate_at_stop(verified.choices, request.stop_ids, self._max_new_tokens)
         self._token_ids.extend(token_ids)
@@ -225,7 +237,7 @@ class RequestState:
             walked = Acceptance([0], walk.token_ids[:1], 0)  # the next position gets a tree of its own
         token_ids, reason = truncate_at_stop(walked.token_ids, self.request.stop_ids, self._num_left)
         accepted = walked.cut(len(token_ids))
-        check_not_stuck(verified, accepted.path[: len(token_ids)])
+        check_choices(verified, accepted.path[: len(token_ids)], self._target.vocab_size)
         self.cache.commit(accepted.path)
         if self.drafter is not None:
             path = tuple(accepted.path)
