@@ -7,7 +7,7 @@ import random
 import pytest
 
 from treedecode.accept import Acceptance
-from treedecode.batch_budget import BatchPlanner
+from treedecode.batch_budget import BatchPlanner, siblings_in_order
 from treedecode.cost import CostCurve
 from treedecode.gains import PlainReference
 from treedecode.guard import Mode
@@ -220,3 +220,83 @@ def test_what_plain_steps_take_is_kept_by_kind_of_batch():
         assert list(references) == [3] and references[3].known
     # known by now, so that no plain steps were run to measure them
     assert planner.mode(5) is Mode.TREE and not any(c.measures for c in planner._guard(5).changes)
+
+
+def leaf_sibling(probabilities, root=1):
+    """A spine with leaves, position by position, scored by a model's ``probabilities`` of the candidates."""
+    parents, tokens, reach, spine = [-1], [root], [1.0], 0
+    for depth in range(4):
+        first = len(tokens)
+        for rank, probability in enumerate(probabilities):
+            parents.append(spine)
+            tokens.append(10 * depth + rank)
+            reach.append(reach[spine] * probability)
+        spine = first
+    return DraftTree.trusted(parents, tokens, [0.0, *map(_log, reach[1:])])
+
+
+def test_a_models_trees_are_cut_in_the_order_of_their_reach():
+    tree = leaf_sibling((0.8, 0.1, 0.05))
+    whole = BatchPlanner(FLAT, calibrates=True, max_per_request=9)
+    for _ in range(20):
+        whole.cut({"a": DraftTree.root_only(1)}, [0])
+        whole.record({"a": (DraftTree.root_only(1), Acceptance([0], [9], 0))}, 10.0, 0.0)
+    cut = whole.cut({"a": tree}, [0])["a"]
+    scores = cut.score_tuple
+    assert cut.num_drafted == 9 and list(scores) == sorted(scores, reverse=True)
+    assert max(cut.shape.depth_tuple) == 4 and set(cut.token_tuple) < set(tree.token_tuple)
+    edges = set(zip((tree.token_tuple[p] for p in tree.shape.parent_tuple[1:]), tree.token_tuple[1:]))
+    assert set(zip((cut.token_tuple[p] for p in cut.shape.parent_tuple[1:]), cut.token_tuple[1:])) < edges
+
+
+def test_a_model_that_is_too_sure_of_itself_is_corrected():
+    # one more row costs a fifth of a step
+    cost = CostCurve([1, 64], [10.0, 136.0])
+    tree = leaf_sibling((0.9, 0.05, 0.02))
+    sizes = {}
+    for calibrates in (False, True):
+        planner = BatchPlanner(cost, calibrates=calibrates)
+        for _ in range(40):
+            cut = planner.cut({"a": tree}, [0])["a"]
+            planner.record({"a": (cut, Acceptance([0], [9], 0))}, None, 0.0)
+        for _ in range(10):  # plain steps that are measured first
+            planner.cut({"a": DraftTree.root_only(1)}, [0])
+            planner.record({"a": (DraftTree.root_only(1), Acceptance([0], [9], 0))}, 10.0, 0.0)
+        sizes[calibrates] = planner.cut({"a": tree}, [0])["a"].num_drafted
+    assert sizes == {False: 4, True: 0}
+
+
+def test_no_sibling_counts_for_more_than_the_one_before():
+    shape = leaf_sibling((0.5, 0.3, 0.2)).shape
+    reach = [1.0, 0.2, 0.6, 0.1, 0.4, *[0.05] * 8]
+    lowered = siblings_in_order(shape, reach)
+    assert lowered[:5] == [1.0, 0.2, 0.2, 0.1, 0.2]
+
+
+def test_depth_is_none_while_plain_steps_are_run_and_one_at_least_for_a_look():
+    planner = BatchPlanner(STEEP, calibrates=True)
+    shape = leaf_sibling((0.5, 0.3, 0.2)).shape
+    assert not planner.drafts(2) and planner.depth(2, shape, 0) == 0
+    planner = BatchPlanner(FLAT, calibrates=True)
+    seen = set()
+    for _ in range(400):
+        if planner._guard(1).looks:
+            seen.add(planner.depth(1, shape, 0))
+        wanted = planner.drafts(1)
+        tree = planner.cut({"a": drafted(1) if wanted else DraftTree.root_only(1)}, [0], 1 if wanted else 0)["a"]
+        walk = Acceptance([0], [99], 0)
+        planner.record({"a": (tree, walk)}, 30.0 if tree.num_drafted else 10.0, 40.0 if wanted else 0.0)
+    assert seen and min(seen) >= 1 and planner.mode(1) is Mode.NONE
+
+
+def test_the_time_of_drafting_makes_drafts_shallower():
+    shape = leaf_sibling((0.5, 0.3, 0.2)).shape
+    planner = BatchPlanner(FLAT, calibrates=True)
+    for _ in range(20):
+        planner.cut({"a": DraftTree.root_only(1)}, [0])
+        planner.record({"a": (DraftTree.root_only(1), Acceptance([0], [9], 0))}, 10.0, 0.0)
+    assert planner.depth(1, shape, 0) == 4
+    tree = leaf_sibling((0.5, 0.3, 0.2))
+    planner.cut({"a": tree}, [0], 4)
+    planner.record({"a": (tree, Acceptance([0], [99], 0))}, 10.0, 12.0)
+    assert 0 < planner.depth(1, shape, 0) < 4

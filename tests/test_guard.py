@@ -336,3 +336,14 @@ def test_drafts_are_not_given_up_by_plain_steps_of_another_request() -> None:
             assert guard.changes[-1].measures
     assert guard.mode is Mode.TREE
     assert guard.plain_scale > 1.5
+
+
+def test_looks_that_are_never_told_do_not_end_drafting() -> None:
+    """The texts of a look may end, or go on in batches of another size."""
+    guard = Guard()
+    asked = []
+    for _ in range(600):
+        asked.append(guard.drafts)
+        verified = 4 if guard.mode is not Mode.NONE else 0
+        guard.record(1, 30.0 if verified else 10.0, 0.0, verified, 0.0, 14.0, 10.0)
+    assert guard.mode is Mode.NONE and any(asked[-250:]) and not all(asked[-250:])

@@ -27,6 +27,8 @@ _FEWEST_DRIFTED = 6
 # Plain steps of the first check and of later ones. After so many steps what plain steps take is old if it matters now,
 # and old at any rate.
 _FIRST_CHECK, _CHECK, _STALE, _OLD = 5, 3, 16, 256
+# Plain steps after the last draft of a look in which its outcome must be known.
+_PATIENCE = 64
 # Steps of a model that has become so much slower or faster make a check due, and so much of a change in what plain
 # steps take makes the account void.
 _DRIFT, _CHANGE = 1.3, 1.05
@@ -108,7 +110,7 @@ class Guard:
         self._num_steps = 0
         self._changes: tuple[ModeChange, ...] = ()
         self._rest_factor = 1
-        self._rest = self._looks_left = 0
+        self._rest = self._looks_left = self._waited = 0
         self._looks: list[tuple[float, float]] = []  # gain of the tree and of the chain
         self._draft = 0.0
         self._ratios: deque[float] = deque(maxlen=9)  # measured over predicted, of drafted steps
@@ -190,6 +192,12 @@ class Guard:
                     self._end_check()
                 else:
                     self._looks, self._looks_left = [], NUM_LOOKS
+                    self._waited = 0
+        else:
+            # looks of texts that ended or changed batches may never be told
+            self._waited += 1
+            if self._waited > _PATIENCE:
+                self._start_rest()
 
     def looked(self, look: Look) -> None:
         """Learns from a draft that was not verified."""
@@ -278,7 +286,7 @@ class Guard:
         self._change(Mode.NONE, f"{self._judged}s do not pay")
         self._looks = []
         if self._trusted:
-            self._looks_left = NUM_LOOKS  # at once: chains may pay where trees do not
+            self._looks_left, self._waited = NUM_LOOKS, 0  # at once: chains may pay where trees do not
         else:
             self._rest_factor = min(LONGEST_REST, 2 * self._rest_factor)
             self._start_rest()

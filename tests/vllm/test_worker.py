@@ -15,9 +15,9 @@ MEASURED = CostCurve([1, 8], [1.0, 2.0])
 
 @pytest.mark.parametrize(
     ("reads_target", "cost", "planned"),
-    [(False, "auto", [MEASURED]), (False, "off", []), (True, "auto", []), (True, "off", [])],
+    [(False, "auto", [MEASURED]), (False, "off", []), (True, "auto", [MEASURED]), (True, "off", [])],
 )
-def test_only_trees_that_a_planner_can_cut_are_sized(monkeypatch, reads_target, cost, planned):
+def test_trees_of_all_drafters_are_sized_unless_it_is_off(monkeypatch, reads_target, cost, planned):
     from treedecode.vllm import worker
     from treedecode.vllm.drafters.spine import SpineTrees
     from treedecode.vllm.proposer import TreeProposer

@@ -34,7 +34,6 @@ class TreeOptions:
         max_depth: deepest drafted node.
         cost: what steps cost, by which trees are sized: ``"auto"`` measures it at start-up, ``"off"`` sizes none, so
             that every tree has up to ``budget`` nodes, and a path reads a ``CostCurve`` or ``CostSurface`` in JSON.
-            Trees of vLLM's own drafters are not sized yet: ``"auto"`` is ``"off"`` for them.
         width: candidates after every node that one of vLLM's own drafters drafts on; 1 is a chain.
         branches: nodes of one depth that one of vLLM's own drafters drafts on, in one pass; 1 is a spine with leaves.
 

@@ -124,7 +124,7 @@ class _MadeUpSteps:
                     req_id=name,
                     prompt_token_ids=[tree.token_tuple[0]] * (_CONTEXT + 1),
                     mm_features=[],
-                    # one more token only: nothing is drafted
+                    # one more token only: nothing is drafted, though a drafter of vLLM's runs its first pass
                     sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
                     pooling_params=None,
                     block_ids=tuple(blocks),

@@ -52,6 +52,7 @@ class RequestLimits:
             request has ended.
         chain: a grammar walks the drafts one after the other, so they must be a chain.
         last_token: the root of the tree; -1 if it has not reached the host yet.
+        num_tokens: tokens of prompt and output; a step's own may be missing.
     """
 
     request_id: str
@@ -59,6 +60,7 @@ class RequestLimits:
     max_depth: int
     chain: bool
     last_token: int = -1
+    num_tokens: int = 0
 
 
 class TreeProposer:
@@ -69,6 +71,7 @@ class TreeProposer:
     """
 
     reads_target = False
+    kept_ms = 0.0
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         speculative = vllm_config.speculative_config

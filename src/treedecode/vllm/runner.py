@@ -58,18 +58,20 @@ class TreeRunnerMixin(_Base):
         self._ends = RequestEnds(self.model_config)
         self._walked: dict[str, tuple[DraftTree, Acceptance]] = {}
         self._num_rows = 0
-        self._began = self._draft_ms = 0.0
+        self._began = self._draft_ms = self._kept_ms = 0.0
         self._metrics: TreeMetrics | None = None
         self.reset_counts()
 
-    @property
-    def can_plan(self) -> bool:
-        """Whether trees can be sized by cost: those of vLLM's own drafters cannot yet."""
-        return not self._proposer.reads_target
-
     def plan_by(self, cost: Cost) -> None:
-        """Size trees by what steps cost from now on, where ``can_plan``."""
-        self._proposer.planner = BatchPlanner(cost, self.max_num_tokens, told=_log_mode)
+        """Size trees by what steps cost from now on."""
+        self._proposer.planner = BatchPlanner(
+            cost,
+            self.max_num_tokens,
+            told=_log_mode,
+            # the confidence of a model that was trained for something else
+            calibrates=self._proposer.reads_target,
+            max_per_request=self.num_spec_tokens,
+        )
 
     def start_metrics(self) -> None:
         """Pass the counters on to Prometheus and the log from now on, on one rank."""
@@ -223,7 +225,8 @@ class TreeRunnerMixin(_Base):
         """Tell the planner what the step took, if all of it was decoding."""
         if (planner := self._proposer.planner) is None:
             return
-        forward_ms, draft_ms = agreed((1e3 * (time.perf_counter() - self._began), self._draft_ms))
+        step_ms = 1e3 * (time.perf_counter() - self._began) + self._kept_ms
+        forward_ms, draft_ms = agreed((step_ms, self._draft_ms))
         num_decoding = sum(tree.num_nodes for tree, _ in self._walked.values())
         planner.record(self._walked, forward_ms if num_decoding == self._num_rows else None, draft_ms)
 
@@ -273,7 +276,8 @@ class TreeRunnerMixin(_Base):
             common_attn_metadata,
             slot_mappings,
         )
-        self._draft_ms = 1e3 * (time.perf_counter() - began)
+        self._kept_ms = self._proposer.kept_ms
+        self._draft_ms = 1e3 * (time.perf_counter() - began) - self._kept_ms
         if self._metrics is not None:
             self._metrics.record(self.counts)
         return drafts
@@ -288,11 +292,10 @@ class TreeRunnerMixin(_Base):
             if params.max_tokens is not None:
                 room = min(room, prompt_len + params.max_tokens - num_tokens)
             last = sampled[request][-1] if isinstance(sampled, list) and sampled[request] else -1
-            if self._ends.has_ended(request_id):
+            if self._ends.has_ended(request_id) or self.discard_request_mask.np[request]:
                 room = 0
-            limits.append(
-                RequestLimits(request_id, prompt_len, room - 1, params.structured_outputs is not None, last)
-            )
+            chain = params.structured_outputs is not None
+            limits.append(RequestLimits(request_id, prompt_len, room - 1, chain, last, num_tokens))
         return limits
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:

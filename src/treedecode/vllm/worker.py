@@ -61,9 +61,7 @@ class TreeCPUWorker(CPUWorker):
         runner = cast(TreeCPUModelRunner, self.model_runner)
         num_kinds = self_test(runner)
         options = TreeOptions.of(self.vllm_config.additional_config)
-        if not runner.can_plan:
-            logger.info("Trees of vLLM's own drafters are not sized by cost: all have the same budget.")
-        elif options.cost != "off":
+        if options.cost != "off":
             cost = options.saved_cost() or measure_steps(runner)
             runner.plan_by(cost)
             logger.info("Trees are sized by the cost of steps: %s", cost.to_json())
