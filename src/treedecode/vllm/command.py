@@ -14,6 +14,7 @@ from treedecode.vllm.config import CONFIG_KEY, DEFAULT_WIDTH, engine_args
 ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 _LAUNCHER = "treedecode.vllm.launch"
 _OURS = ("--worker-cls", "--async-scheduling")
+_SCHEDULER = "--scheduler-cls"
 _ADDITIONAL = ("--additional-config",)
 _SPECULATIVE = ("--speculative-config", "-sc")
 
@@ -91,6 +92,8 @@ def serve_command(
             *rest,
             "--worker-cls",
             arguments["worker_cls"],
+            # a scheduler of the user's own takes drafts under a grammar for chains
+            *([] if _SCHEDULER in names else [_SCHEDULER, arguments["scheduler_cls"]]),
             "--speculative-config",
             json.dumps(arguments["speculative_config"]),
             *(["--no-async-scheduling"] if arguments.get("async_scheduling") is False else []),

@@ -16,6 +16,7 @@ from treedecode.vllm.drafters.methods import check_method, own_drafter
 
 WORKER = "treedecode.vllm.worker.TreeCPUWorker"
 PROPOSER = "treedecode.vllm.proposer.TreeProposer"
+SCHEDULER = "treedecode.vllm.scheduler.TreeScheduler"
 # vLLM's own limit on drafts per request and step.
 MAX_BUDGET = 128
 DEFAULT_BUDGET = 12
@@ -165,4 +166,16 @@ def engine_args(
         nodes = given["num_speculative_tokens"]
         own = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": nodes}
         chosen = {"speculative_config": own}
-    return {"worker_cls": WORKER, **chosen, "additional_config": {CONFIG_KEY: asdict(options)}}
+    return {
+        "worker_cls": WORKER,
+        "scheduler_cls": SCHEDULER,
+        **chosen,
+        "additional_config": {CONFIG_KEY: asdict(options)},
+    }
+
+
+def walks_grammars(scheduler_cls: object) -> bool:
+    """Whether vLLM's ``scheduler_cls`` is the one that follows trees with a grammar."""
+    if isinstance(scheduler_cls, type):
+        return f"{scheduler_cls.__module__}.{scheduler_cls.__qualname__}" == SCHEDULER
+    return scheduler_cls == SCHEDULER

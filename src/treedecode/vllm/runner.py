@@ -17,15 +17,17 @@ from treedecode.engines.candidates import top_candidates
 from treedecode.guard import ModeChange
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
-from treedecode.vllm.config import TreeOptions
+from treedecode.vllm.config import TreeOptions, walks_grammars
 from treedecode.vllm.counts import TreeCounts
 from treedecode.vllm.drafters.grow import grow_trees
 from treedecode.vllm.drafters.source import TreeSource
 from treedecode.vllm.ends import RequestEnds
+from treedecode.vllm.grammar import KeptTree, told_kept
 from treedecode.vllm.launch import METRICS_FOLDER
 from treedecode.vllm.measure import agreed
 from treedecode.vllm.metrics import TreeMetrics
 from treedecode.vllm.proposer import RequestLimits
+from treedecode.vllm.scheduler import TreeDraftTokenIds
 from treedecode.vllm.sampling import RequestRows, expand_metadata
 from treedecode.vllm.step import StepTrees, TreeRows, metadata_with
 from treedecode.vllm.walk import walk_rows, walked_output
@@ -55,6 +57,7 @@ class TreeRunnerMixin(_Base):
         self._step: StepTrees | None = None
         self._moves: tuple[StepTrees, list[Acceptance]] | None = None
         grow_trees(self.drafter, TreeOptions.of(self.vllm_config.additional_config))
+        self._walks_grammars = walks_grammars(self.vllm_config.scheduler_config.scheduler_cls)
         self._ends = RequestEnds(self.model_config)
         self._walked: dict[str, tuple[DraftTree, Acceptance]] = {}
         self._num_rows = 0
@@ -105,7 +108,7 @@ class TreeRunnerMixin(_Base):
         self._num_rows = num_rows = int(num_scheduled_tokens.sum())
         # The scheduler pads some requests with drafts of -1, which must not reach the embedding.
         self.input_ids.gpu[:num_rows].clamp_(min=0)
-        self._read_drafts(scheduler_output.scheduled_spec_decode_tokens)
+        self._read_drafts(scheduler_output.scheduled_spec_decode_tokens, told_kept(scheduler_output))
         trees = [
             TreeRows(request, first_row, self._prefix_len(request, first_row), tree)
             for request, (first_row, tree) in enumerate(zip(self._first_rows, self._drafted, strict=True))
@@ -124,15 +127,24 @@ class TreeRunnerMixin(_Base):
         if self.uses_mrope:
             self.mrope_positions.gpu[:, step.rows] += shift
 
-    def _read_drafts(self, scheduled: dict[str, list[int]]) -> None:
-        """Recognise each request's tree in the tokens that were scheduled, which may be a prefix of those proposed."""
+    def _read_drafts(self, scheduled: dict[str, list[int]], kept: dict[str, KeptTree]) -> None:
+        """Recognise each request's tree in the tokens that were scheduled.
+
+        They may be a prefix of those proposed, or, under a grammar, what the scheduler kept of them.
+        """
         self._drafted, self._first_rows = [], []
         for request, request_id in enumerate(self.input_batch.req_ids):
             token_ids = tuple(scheduled.get(request_id, ()))
             first_row = int(self.query_start_loc.np[request + 1]) - 1 - len(token_ids)
             root = int(self.input_ids.cpu[first_row])
             tree = self._proposer.proposed.get(request_id)
-            if tree is not None and tree.token_tuple[1 : len(token_ids) + 1] == token_ids:
+            if request_id in kept:
+                tree = kept_tree(root, kept[request_id], tree)
+            elif (
+                tree is not None
+                and tree.token_tuple[1 : len(token_ids) + 1] == token_ids
+                and not self._is_pruned(request_id)
+            ):
                 tree = tree.prefix(len(token_ids))
             else:
                 # drafts that the scheduler made up: as a chain they are at worst rejected
@@ -141,6 +153,23 @@ class TreeRunnerMixin(_Base):
                 self._proposer.proposed.pop(request_id, None)
             self._drafted.append(tree)
             self._first_rows.append(first_row)
+
+    def _is_pruned(self, request_id: str) -> bool:
+        """Whether the scheduler takes nodes out of the request's trees, by a grammar."""
+        return self._walks_grammars and self._params(request_id).structured_outputs is not None
+
+    def take_draft_token_ids(self) -> Any:
+        drafts = super().take_draft_token_ids()
+        if drafts is None or not self._walks_grammars:
+            return drafts
+        parents = {
+            request_id: list(tree.shape.parent_tuple[1:])
+            for request_id, token_ids in zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
+            if (tree := self._proposer.proposed.get(request_id)) is not None
+            and tree.token_tuple[1:] == tuple(token_ids)
+            and self._is_pruned(request_id)
+        }
+        return TreeDraftTokenIds(drafts.req_ids, drafts.draft_token_ids, parents)
 
     def _params(self, request_id: str) -> SamplingParams:
         params = self.requests[request_id].sampling_params
@@ -294,7 +323,7 @@ class TreeRunnerMixin(_Base):
             last = sampled[request][-1] if isinstance(sampled, list) and sampled[request] else -1
             if self._ends.has_ended(request_id) or self.discard_request_mask.np[request]:
                 room = 0
-            chain = params.structured_outputs is not None
+            chain = params.structured_outputs is not None and not self._walks_grammars
             limits.append(RequestLimits(request_id, prompt_len, room - 1, chain, last, num_tokens))
         return limits
 
@@ -324,6 +353,15 @@ def commit_step(step: StepTrees, walks: list[Acceptance]) -> int:
         stash.impl.do_kv_cache_update(stash.layer, key, value, stash.kv_cache, stash.slot_mapping[slot])
         num_bytes += key.nbytes + value.nbytes
     return num_bytes
+
+
+def kept_tree(root: int, kept: KeptTree, proposed: DraftTree | None) -> DraftTree:
+    """What the scheduler kept of ``proposed``; a bare tree if the proposal is another one or gone."""
+    if proposed is not None and max(kept.nodes, default=0) < proposed.num_nodes:
+        tree = proposed.only((0, *kept.nodes))
+        if tree.shape.parent_tuple[1:] == kept.parents and tree.token_tuple[1:] == kept.token_ids:
+            return tree
+    return DraftTree.trusted((-1, *kept.parents), (root, *kept.token_ids))
 
 
 def _log_mode(num_requests: int, change: ModeChange) -> None:
