@@ -222,6 +222,12 @@ def test_what_plain_steps_take_is_kept_by_kind_of_batch():
     assert planner.mode(5) is Mode.TREE and not any(c.measures for c in planner._guard(5).changes)
 
 
+def edges(tree):
+    """Tokens of parent and child."""
+    parents = [tree.token_tuple[parent] for parent in tree.shape.parent_tuple[1:]]
+    return set(zip(parents, tree.token_tuple[1:], strict=True))
+
+
 def leaf_sibling(probabilities, root=1):
     """A spine with leaves, position by position, scored by a model's ``probabilities`` of the candidates."""
     parents, tokens, reach, spine = [-1], [root], [1.0], 0
@@ -245,8 +251,7 @@ def test_a_models_trees_are_cut_in_the_order_of_their_reach():
     scores = cut.score_tuple
     assert cut.num_drafted == 9 and list(scores) == sorted(scores, reverse=True)
     assert max(cut.shape.depth_tuple) == 4 and set(cut.token_tuple) < set(tree.token_tuple)
-    edges = set(zip((tree.token_tuple[p] for p in tree.shape.parent_tuple[1:]), tree.token_tuple[1:]))
-    assert set(zip((cut.token_tuple[p] for p in cut.shape.parent_tuple[1:]), cut.token_tuple[1:])) < edges
+    assert edges(cut) < edges(tree)
 
 
 def test_a_model_that_is_too_sure_of_itself_is_corrected():
@@ -283,7 +288,9 @@ def test_depth_is_none_while_plain_steps_are_run_and_one_at_least_for_a_look():
         if planner._guard(1).looks:
             seen.add(planner.depth(1, shape, 0))
         wanted = planner.drafts(1)
-        tree = planner.cut({"a": drafted(1) if wanted else DraftTree.root_only(1)}, [0], 1 if wanted else 0)["a"]
+        tree = planner.cut({"a": drafted(1) if wanted else DraftTree.root_only(1)}, [0], 1 if wanted else 0)[
+            "a"
+        ]
         walk = Acceptance([0], [99], 0)
         planner.record({"a": (tree, walk)}, 30.0 if tree.num_drafted else 10.0, 40.0 if wanted else 0.0)
     assert seen and min(seen) >= 1 and planner.mode(1) is Mode.NONE

@@ -63,7 +63,7 @@ def test_what_was_accepted_changes_the_depth():
         good.observe(*walked(4, 4))
         bad.observe(*walked(4, 0))
     for depth in (good, bad):
-        depth.timed(1, 1, 4.0)
+        depth.timed(1, 1, 2.0)
     assert good.choose(1, 1, SPINE, FLAT) == 4
     assert bad.choose(1, 1, SPINE, FLAT) == 0
 

@@ -78,7 +78,10 @@ def _grammars() -> list[Case]:
     """Structured outputs beside requests without; all end within their tokens but the first."""
     person = {
         "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}},
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "maximum": 99},
+        },
         "required": ["name", "age"],
         "additionalProperties": False,
     }
@@ -87,11 +90,15 @@ def _grammars() -> list[Case]:
     return [
         Case(listing, {"max_tokens": 30}, grammar={"regex": "([a-z]{2,6} ){12,20}"}),
         Case("A person in JSON: ", {"max_tokens": 48, "logprobs": 2}, grammar={"json": person}),
-        Case("Is the sky blue? Answer:", {}, grammar={"choice": ["yes, it is", "yes, it was", "no, it is not"]}),
+        Case(
+            "Is the sky blue? Answer:", {}, grammar={"choice": ["yes, it is", "yes, it was", "no, it is not"]}
+        ),
         Case("A sum: 1+", {"max_tokens": 16}, grammar={"grammar": sums}),
         Case(story, {"logprobs": 1}),
         Case("The colour is", {"temperature": 0.9, "seed": 21}, grammar={"regex": COLOURS}),
-        Case("A person in JSON: ", {"temperature": 1.0, "seed": 22, "max_tokens": 48}, grammar={"json": person}),
+        Case(
+            "A person in JSON: ", {"temperature": 1.0, "seed": 22, "max_tokens": 48}, grammar={"json": person}
+        ),
         Case(story, {"frequency_penalty": 1.2, "max_tokens": 20}, grammar={"regex": "[a-z ]{10,60}"}),
         Case(story, {"temperature": 0.8, "seed": 23}),
     ]

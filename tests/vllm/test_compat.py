@@ -139,6 +139,13 @@ def test_a_saved_cost_is_taken_for_all_drafters(tmp_path):
         compat.check_config(spines)
 
 
+def test_nothing_is_shared_by_vllms_drafters():
+    spines = spine_config()
+    spines.additional_config = {"treedecode": {"shared_contexts": 10}}
+    with pytest.raises(ValueError, match="leave out --shared-contexts, got 10"):
+        compat.check_config(spines)
+
+
 def draft_model_of(architecture="LlamaForCausalLM", layer_types=("full_attention",)):
     return SimpleNamespace(
         hf_config=SimpleNamespace(architectures=[architecture]),

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from treedecode.tree import DraftTree
-from treedecode.vllm.grammar import KeptTree, best_chain, told_kept, walk_grammar
+from treedecode.vllm.grammar import KeptTree, best_chain, walk_grammar
+from treedecode.vllm.notes import SchedulerNotes
 
 pytestmark = pytest.mark.vllm
 
@@ -85,7 +86,9 @@ class Lenient(Words):
 
 
 def random_case(source):
-    words = [[source.randrange(3) for _ in range(source.randrange(1, 5))] for _ in range(source.randrange(1, 6))]
+    words = [
+        [source.randrange(3) for _ in range(source.randrange(1, 5))] for _ in range(source.randrange(1, 6))
+    ]
     emitted = source.choice(words)[: source.randrange(2)]
     size = source.randrange(1, 14)
     parents = [-1] + [source.randrange(node) for node in range(1, size + 1)]
@@ -136,9 +139,12 @@ def test_nodes_and_what_may_follow_them_are_those_of_their_paths(seed):
 
 @pytest.mark.parametrize("fault", [Forgetful, Hasty, Endless, Lenient])
 def test_a_walk_that_goes_wrong_is_seen(fault):
-    with pytest.raises(AssertionError):
+    def check_all():
         for seed in range(300):
             check(fault, seed)
+
+    with pytest.raises(AssertionError):
+        check_all()
 
 
 def test_kept_nodes_are_numbered_anew():
@@ -157,7 +163,8 @@ def test_the_runner_reads_what_was_kept_of_its_tree():
     tree = kept_tree(5, kept, proposed)
     assert tree.shape.parent_tuple == (-1, 0, 1) and tree.token_tuple == (5, 11, 13)
     assert tree.score_tuple == (0.0, -2.0, -4.0)
-    for other in (None, DraftTree.trusted([-1, 0], [5, 10]), DraftTree.trusted([-1, 0, 0, 1, 1], [5, 10, 11, 12, 13])):
+    short = DraftTree.trusted([-1, 0], [5, 10])
+    for other in (None, short, DraftTree.trusted([-1, 0, 0, 1, 1], [5, 10, 11, 12, 13])):
         tree = kept_tree(5, kept, other)
         assert tree.shape.parent_tuple == (-1, 0, 1) and tree.token_tuple == (5, 11, 13)
         assert tree.score_tuple is None
@@ -176,16 +183,16 @@ def scheduler(monkeypatch, bounds=0, **requests):
 
     def bitmask(self, output):
         self.stock.append(list(output.num_scheduled_tokens))
-        rows = [1 + len(output.scheduled_spec_decode_tokens.get(name, ())) for name in output.num_scheduled_tokens]
-        return GrammarOutput(
-            list(output.num_scheduled_tokens), torch.full((sum(rows), 1), 77, dtype=torch.int32).numpy(), [0] * len(rows)
-        ) if rows else None
+        names = list(output.num_scheduled_tokens)
+        num_rows = sum(1 + len(output.scheduled_spec_decode_tokens.get(name, ())) for name in names)
+        mask = torch.full((num_rows, 1), 77, dtype=torch.int32).numpy()
+        return GrammarOutput(names, mask, [0] * len(names)) if names else None
 
     monkeypatch.setattr(Scheduler, "update_draft_token_ids", update)
     monkeypatch.setattr(Scheduler, "get_grammar_bitmask", bitmask)
     monkeypatch.setattr(Scheduler, "schedule", lambda self: self.next_output)
     made = object.__new__(TreeScheduler)
-    made.stock, made._kept = [], {}
+    made.stock, made._kept, made._forgets = [], {}, False
     made.requests = {
         name: SimpleNamespace(
             use_structured_output=grammar is not None,
@@ -232,7 +239,7 @@ def test_the_scheduler_prunes_by_paths_and_masks_every_node_by_its_own(monkeypat
     assert made.stock == [{"free": [0, 1, 0, 2, 0]}]
     # the last node does not fit
     output = scheduled(made, structured=[0, 1, 2], free=[0, 1, 0, 2, 0])
-    assert told_kept(output) == {"structured": KeptTree((1, 2, 4), (0, 0, 2), (0, 1, 2))}
+    assert SchedulerNotes.of(output).kept == {"structured": KeptTree((1, 2, 4), (0, 0, 2), (0, 1, 2))}
     mask = made.get_grammar_bitmask(output)
     assert made.stock[-1] == ["free"]
     assert mask.structured_output_request_ids == ["free", "structured"]
@@ -255,9 +262,9 @@ def test_nothing_follows_the_end_and_nothing_is_masked_there(monkeypatch):
 def test_a_request_that_is_not_scheduled_waits_and_one_that_ends_is_forgotten(monkeypatch):
     made = scheduler(monkeypatch, first=Words([[0, 2]]), second=Words([[0, 2]]))
     made.update_draft_token_ids(drafts(first=BUSHY, second=BUSHY))
-    assert told_kept(scheduled(made, first=[0])) and list(made._kept) == ["second"]
+    assert SchedulerNotes.of(scheduled(made, first=[0])).kept and list(made._kept) == ["second"]
     # made up by the scheduler
-    assert told_kept(scheduled(made, second=[-1, -1])) == {}
+    assert SchedulerNotes.of(scheduled(made, second=[-1, -1])).kept == {}
     del made.requests["second"]
     scheduled(made)
     assert not made._kept

@@ -138,7 +138,11 @@ def test_the_planner_is_asked_how_deep_and_cuts_the_trees_of_requests_that_go_on
     trees.planner = planner = Sizes(2, 4)
     first, ended, last = limits("a", "b", "c")
     trees.prepare(
-        [replace(first, num_tokens=10), replace(ended, max_depth=-1), replace(last, num_tokens=30, max_depth=1)]
+        [
+            replace(first, num_tokens=10),
+            replace(ended, max_depth=-1),
+            replace(last, num_tokens=30, max_depth=1),
+        ]
     )
     assert trees.begin(12) == 2
     assert planner.asked == [(2, TreeShape.leaf_siblings(4, 3), 20)]

@@ -46,6 +46,7 @@ def serve_command(
     cost: str = "auto",
     width: int = DEFAULT_WIDTH,
     branches: int = 1,
+    shared_contexts: int = 0,
 ) -> ServeCommand:
     """Add what turns trees on to ``vllm serve model flags``; with budget 0 nothing is added.
 
@@ -59,6 +60,7 @@ def serve_command(
         cost: as ``engine_args``.
         width: as ``engine_args``.
         branches: as ``engine_args``.
+        shared_contexts: as ``engine_args``.
 
     Raises:
         TypeError, ValueError: a value that cannot be meant, or a flag that trees set themselves.
@@ -70,6 +72,7 @@ def serve_command(
         "cost": cost,
         "width": width,
         "branches": branches,
+        "shared_contexts": shared_contexts,
     }
     if not engine_args(budget, **options):
         return ServeCommand([*base, *flags], {})
@@ -78,7 +81,7 @@ def serve_command(
     if additional and CONFIG_KEY in additional:
         raise ValueError(
             f"--additional-config must leave {CONFIG_KEY!r} to --budget, --drafter, --max-depth, --cost, "
-            "--width and --branches"
+            "--width, --branches and --shared-contexts"
         )
     arguments = engine_args(budget, **options, speculative_config=speculative)
     names = [_name(flag) for flag in rest]

@@ -43,6 +43,7 @@ _SIGNATURES = {
     "vllm.v1.core.sched.scheduler.Scheduler": {
         "update_draft_token_ids": ["self", "draft_token_ids"],
         "get_grammar_bitmask": ["self", "scheduler_output"],
+        "reset_prefix_cache": ["self", "reset_running_requests", "reset_connector"],
     },
     "vllm.v1.structured_output.StructuredOutputManager": {
         "_get_constraint_bounds": ["self", "request", "spec_tokens", "spec_tokens_committed"],
@@ -164,6 +165,11 @@ def check_config(config: VllmConfig) -> None:
     options.drafter_factory()
     options.saved_cost()
     if not custom:
+        if options.shared_contexts:
+            raise ValueError(
+                "drafters of vLLM's share nothing between requests: leave out --shared-contexts, got "
+                f"{options.shared_contexts}"
+            )
         check_method(speculative.method)
         check_spine_settings(speculative, not config.scheduler_config.disable_hybrid_kv_cache_manager)
         check_branches(speculative, options.branches, config.model_config.is_multimodal_model)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from treedecode.drafters import DRAFTERS, make_drafter
+from treedecode.drafters import DRAFTERS, SHARING_DRAFTERS, SharedStore, make_drafter
 from treedecode.drafters.base import Drafter
 from treedecode.surface import Cost, cost_from_json
 from treedecode.topology import count
@@ -37,6 +37,8 @@ class TreeOptions:
             that every tree has up to ``budget`` nodes, and a path reads a ``CostCurve`` or ``CostSurface`` in JSON.
         width: candidates after every node that one of vLLM's own drafters drafts on; 1 is a chain.
         branches: nodes of one depth that one of vLLM's own drafters drafts on, in one pass; 1 is a spine with leaves.
+        shared_contexts: most contexts of ended requests' outputs that the drafters merged, recycling and suffix draft
+            from, half a kilobyte each; 0 keeps none.
 
     Raises:
         TypeError, ValueError: a value that cannot be meant.
@@ -47,6 +49,7 @@ class TreeOptions:
     cost: str = "auto"
     width: int = DEFAULT_WIDTH
     branches: int = 1
+    shared_contexts: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafter, str):
@@ -63,6 +66,11 @@ class TreeOptions:
             )
         count(self.width, "width", minimum=1)
         count(self.branches, "branches", minimum=1)
+        if count(self.shared_contexts, "shared_contexts") and self.drafter not in SHARING_DRAFTERS:
+            raise ValueError(
+                f"shared_contexts needs one of the drafters {', '.join(SHARING_DRAFTERS)}, got {self.drafter!r}: "
+                "leave out --shared-contexts"
+            )
 
     @classmethod
     def of(cls, additional_config: object) -> TreeOptions:
@@ -81,12 +89,18 @@ class TreeOptions:
             )
         return cls(**given)
 
-    def drafter_factory(self) -> Callable[[], Drafter]:
+    def drafter_factory(self, store: SharedStore | None = None) -> Callable[[], Drafter]:
         """What makes a fresh drafter.
+
+        Args:
+            store: what it is to draft from, too; for the drafters that can.
 
         Raises:
             ValueError: the module or the factory does not exist, or it makes no drafter.
         """
+        if store is not None:
+            sharing = SHARING_DRAFTERS[self.drafter]
+            return lambda: sharing(store)
         if self.drafter in DRAFTERS:
             return DRAFTERS[self.drafter]
         module, _, name = self.drafter.partition(":")
@@ -133,6 +147,7 @@ def engine_args(
     cost: str = "auto",
     width: int = DEFAULT_WIDTH,
     branches: int = 1,
+    shared_contexts: int = 0,
     speculative_config: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Arguments that turn trees on in vLLM: ``LLM(model, **engine_args())``.
@@ -144,6 +159,7 @@ def engine_args(
         cost: as ``TreeOptions``.
         width: as ``TreeOptions``.
         branches: as ``TreeOptions``.
+        shared_contexts: as ``TreeOptions``.
         speculative_config: vLLM's, with the method and model of a drafter of vLLM's to draft the trees' spines in place
             of ``drafter``. Its ``num_speculative_tokens``, if given, counts drafted nodes and takes the place of
             ``budget``. Methods ``ngram`` and ``suffix`` stand for treedecode's own drafters.
@@ -151,7 +167,7 @@ def engine_args(
     Raises:
         TypeError, ValueError: a value that cannot be meant.
     """
-    options = TreeOptions(drafter=drafter, max_depth=max_depth, cost=cost, width=width, branches=branches)
+    options = TreeOptions(drafter, max_depth, cost, width, branches, shared_contexts)
     if check_budget(budget) == 0:
         return {}
     given = {"num_speculative_tokens": budget, **(speculative_config or {})}

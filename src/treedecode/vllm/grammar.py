@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-# Where the scheduler says what it kept of a step's trees, among the attributes of vLLM's SchedulerOutput.
-_KEPT = "treedecode_kept_trees"
+from typing import Protocol
 
 
 class Grammar(Protocol):
@@ -117,13 +114,3 @@ def best_chain(parents: Sequence[int]) -> list[int]:
         node = first[node]
         chain.append(node)
     return chain
-
-
-def tell_kept(scheduler_output: Any, kept: dict[str, KeptTree]) -> None:
-    """Send ``kept``, by request id, to the workers along with vLLM's ``SchedulerOutput``."""
-    setattr(scheduler_output, _KEPT, kept)
-
-
-def told_kept(scheduler_output: Any) -> dict[str, KeptTree]:
-    """What ``tell_kept`` sent; nothing by another scheduler."""
-    return getattr(scheduler_output, _KEPT, {})

@@ -10,6 +10,7 @@ import numpy as np
 from vllm.logger import init_logger
 
 from treedecode.batch_budget import BatchPlanner
+from treedecode.drafters import MergedDrafter, SharedStore
 from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows, check_draft, check_is_tree
 from treedecode.tree import DraftTree
 from treedecode.vllm.config import TreeOptions
@@ -79,7 +80,8 @@ class TreeProposer:
         options = TreeOptions.of(vllm_config.additional_config)
         self._budget = speculative.num_speculative_tokens
         self._max_depth = options.max_depth
-        self._make_drafter = options.drafter_factory()
+        self._shared = SharedStore(options.shared_contexts) if options.shared_contexts else None
+        self._make_drafter = options.drafter_factory(self._shared)
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         self._states: dict[str, RequestState] = {}
         self._early_rows: dict[str, list[VerifiedRows]] = {}
@@ -104,9 +106,16 @@ class TreeProposer:
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
-        self._states.pop(request_id, None)
+        state = self._states.pop(request_id, None)
+        if state is not None and isinstance(state.drafter, MergedDrafter):
+            state.drafter.leave(state.token_ids, state.prompt_len)
         self._early_rows.pop(request_id, None)
         self.proposed.pop(request_id, None)
+
+    def clear_shared(self) -> None:
+        """Forget what ended requests have left."""
+        if self._shared is not None:
+            self._shared.clear()
 
     def prepare(self, limits: Sequence[RequestLimits]) -> None:
         """Say what the next ``propose`` must keep to, in batch order."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,13 +23,14 @@ from treedecode.vllm.counts import TreeCounts
 from treedecode.vllm.drafters.grow import grow_trees
 from treedecode.vllm.drafters.source import TreeSource
 from treedecode.vllm.ends import RequestEnds
-from treedecode.vllm.grammar import KeptTree, told_kept
+from treedecode.vllm.grammar import KeptTree
 from treedecode.vllm.launch import METRICS_FOLDER
 from treedecode.vllm.measure import agreed
 from treedecode.vllm.metrics import TreeMetrics
+from treedecode.vllm.notes import SchedulerNotes
 from treedecode.vllm.proposer import RequestLimits
-from treedecode.vllm.scheduler import TreeDraftTokenIds
 from treedecode.vllm.sampling import RequestRows, expand_metadata
+from treedecode.vllm.scheduler import TreeDraftTokenIds
 from treedecode.vllm.step import StepTrees, TreeRows, metadata_with
 from treedecode.vllm.walk import walk_rows, walked_output
 
@@ -96,9 +98,12 @@ class TreeRunnerMixin(_Base):
 
     def _update_states(self, scheduler_output: Any) -> Any:
         self._began = time.perf_counter()
-        for request_id in scheduler_output.finished_req_ids:
+        # a set, which every rank would go through in an order of its own
+        for request_id in sorted(scheduler_output.finished_req_ids):
             self._proposer.forget(request_id)
             self._ends.forget(request_id)
+        if SchedulerNotes.of(scheduler_output).forgets:
+            self._proposer.clear_shared()
         for started in scheduler_output.scheduled_new_reqs:
             self._ends.forget(started.req_id)
         return super()._update_states(scheduler_output)
@@ -108,7 +113,9 @@ class TreeRunnerMixin(_Base):
         self._num_rows = num_rows = int(num_scheduled_tokens.sum())
         # The scheduler pads some requests with drafts of -1, which must not reach the embedding.
         self.input_ids.gpu[:num_rows].clamp_(min=0)
-        self._read_drafts(scheduler_output.scheduled_spec_decode_tokens, told_kept(scheduler_output))
+        self._read_drafts(
+            scheduler_output.scheduled_spec_decode_tokens, SchedulerNotes.of(scheduler_output).kept
+        )
         trees = [
             TreeRows(request, first_row, self._prefix_len(request, first_row), tree)
             for request, (first_row, tree) in enumerate(zip(self._first_rows, self._drafted, strict=True))
@@ -127,7 +134,7 @@ class TreeRunnerMixin(_Base):
         if self.uses_mrope:
             self.mrope_positions.gpu[:, step.rows] += shift
 
-    def _read_drafts(self, scheduled: dict[str, list[int]], kept: dict[str, KeptTree]) -> None:
+    def _read_drafts(self, scheduled: dict[str, list[int]], kept: Mapping[str, KeptTree]) -> None:
         """Recognise each request's tree in the tokens that were scheduled.
 
         They may be a prefix of those proposed, or, under a grammar, what the scheduler kept of them.
@@ -357,8 +364,14 @@ def commit_step(step: StepTrees, walks: list[Acceptance]) -> int:
 
 def kept_tree(root: int, kept: KeptTree, proposed: DraftTree | None) -> DraftTree:
     """What the scheduler kept of ``proposed``; a bare tree if the proposal is another one or gone."""
-    if proposed is not None and max(kept.nodes, default=0) < proposed.num_nodes:
-        tree = proposed.only((0, *kept.nodes))
+    nodes = (0, *kept.nodes)
+    parents = () if proposed is None else proposed.shape.parent_tuple
+    if (
+        proposed is not None
+        and nodes[-1] < len(parents)
+        and all(parents[node] in nodes for node in kept.nodes)
+    ):
+        tree = proposed.only(nodes)
         if tree.shape.parent_tuple[1:] == kept.parents and tree.token_tuple[1:] == kept.token_ids:
             return tree
     return DraftTree.trusted((-1, *kept.parents), (root, *kept.token_ids))

@@ -18,7 +18,8 @@ from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import DraftTokenIds
 
-from treedecode.vllm.grammar import KeptTree, best_chain, tell_kept, told_kept, walk_grammar
+from treedecode.vllm.grammar import KeptTree, best_chain, walk_grammar
+from treedecode.vllm.notes import SchedulerNotes
 
 _ALL_ALLOWED = -1
 
@@ -40,6 +41,7 @@ class TreeScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._kept: dict[str, KeptTree] = {}
+        self._forgets = False
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """As the stock method, for drafts that are trees, too."""
@@ -75,12 +77,18 @@ class TreeScheduler(Scheduler):
             for request_id, kept in self._kept.items()
             if request_id not in told and request_id in self.requests
         }
-        tell_kept(output, told)
+        SchedulerNotes(told, self._forgets).send_with(output)
+        self._forgets = False
         return output
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """As the stock method; drafts of ended requests are forgotten, too, before the next step."""
+        self._forgets = True
+        return super().reset_prefix_cache(*args, **kwargs)
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
         """As the stock method, with a row for every node of a tree, by its own path."""
-        trees = told_kept(scheduler_output)
+        trees = SchedulerNotes.of(scheduler_output).kept
         if not trees:
             return super().get_grammar_bitmask(scheduler_output)
         scheduled = scheduler_output.num_scheduled_tokens

@@ -46,3 +46,7 @@ class TreeSource(Protocol):
     def forget(self, request_id: str) -> None:
         """The request has ended."""
         ...
+
+    def clear_shared(self) -> None:
+        """Forget what ended requests have left."""
+        ...

@@ -51,6 +51,9 @@ class SpineTrees:
         """As ``TreeSource``."""
         self.proposed.pop(request_id, None)
 
+    def clear_shared(self) -> None:
+        """As ``TreeSource``: nothing is shared."""
+
     def spine_depth(self, budget: int) -> int:
         """Positions of a spine whose tree has up to ``budget`` drafted nodes."""
         return min(self._options.max_depth, math.ceil(budget / self._options.width))
