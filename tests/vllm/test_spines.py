@@ -199,6 +199,19 @@ def test_a_drafter_with_a_cache_runs_its_first_pass_in_every_step(depth):
     assert trees.kept_ms > 0.0
 
 
+def test_the_first_pass_ends_once():
+    trees = source(width=3)
+    trees.prepare(limits("a"))
+    assert trees.begin(12) == 4
+    trees.first_pass_ends()
+    first = trees.kept_ms
+    trees.keep(torch.zeros(1, VOCAB))
+    trees.first_pass_ends()
+    assert trees.kept_ms == first > 0.0
+    trees.begin(12)
+    assert trees.kept_ms == 0.0
+
+
 def test_medusa_heads_do_not_run_where_nothing_is_drafted():
     from treedecode.vllm.drafters.medusa import MedusaTrees
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 from vllm.logger import init_logger
+from vllm.v1.outputs import DraftTokenIds
 
 from treedecode.accept import Acceptance
 from treedecode.batch_budget import BatchPlanner
@@ -167,6 +168,9 @@ class TreeRunnerMixin(_Base):
 
     def take_draft_token_ids(self) -> Any:
         drafts = super().take_draft_token_ids()
+        if drafts is not None and isinstance(self._draft_token_ids, Tensor):
+            # zeros, by which vLLM replaces drafts near the model's limit: no row is spent on them
+            return DraftTokenIds(drafts.req_ids, [[] for _ in drafts.req_ids])
         if drafts is None or not self._walks_grammars:
             return drafts
         parents = {

@@ -26,8 +26,7 @@ class ModelTrees(SpineTrees, _Base):
 
     def _greedy_sample(self, hidden_states: Tensor) -> Tensor:
         # not the stock method, whose argmax would drop the runners-up that the same logits name
-        if not self._levels:
-            self.first_pass_ends()
+        self.first_pass_ends()
         model: Any = self.model
         logits = model.compute_logits(hidden_states)
         if self.vocab_mapping is None:

@@ -39,6 +39,7 @@ class SpineTrees:
         self.proposed: dict[str, DraftTree] = {}
         self.counts = TreeCounts()
         self.kept_ms, self._began, self._depth = 0.0, 0.0, 0
+        self._in_first_pass = False
 
     def prepare(self, limits: Sequence[RequestLimits]) -> None:
         """As ``TreeSource``."""
@@ -68,7 +69,7 @@ class SpineTrees:
         Returns:
             How deep to draft: as deep as any request can use, and as pays where there is a planner; 0 for not at all.
         """
-        self._began, self.kept_ms = time.perf_counter(), 0.0
+        self._began, self.kept_ms, self._in_first_pass = time.perf_counter(), 0.0, True
         shape = self.shape(budget)
         going_on = [limits for limits in self._limits if limits.max_depth >= 0]
         depth = min(shape.max_depth, max((limits.max_depth for limits in going_on), default=0))
@@ -79,8 +80,10 @@ class SpineTrees:
         return depth
 
     def first_pass_ends(self) -> None:
-        """What the proposal took so far is spent in plain steps, too."""
-        self.kept_ms = 1e3 * (time.perf_counter() - self._began)
+        """What the proposal took so far is spent in plain steps, too; later calls of a proposal say nothing."""
+        if self._in_first_pass:
+            self.kept_ms = 1e3 * (time.perf_counter() - self._began)
+            self._in_first_pass = False
 
     def keep(self, logits: Tensor) -> Tensor:
         """Note the best candidates of the next position.
