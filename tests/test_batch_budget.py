@@ -52,7 +52,7 @@ class Engine:
         self.planner, self.truth, self.draft_ms = planner, truth, draft_ms
         self.first, self.second, self.scored = first, second, scored
         self.random = random.Random(0)
-        self.trees = {}
+        self.trees, self.first_name = {}, 0
 
     def walk(self, tree):
         """The text goes along the spine's token, the leaf's, or another one."""
@@ -71,7 +71,7 @@ class Engine:
 
     def step(self, num_requests):
         """One step; milliseconds and emitted tokens of it."""
-        names = [str(number) for number in range(num_requests)]
+        names = [str(self.first_name + number) for number in range(num_requests)]
         trees = {name: self.trees.get(name, DraftTree.root_only(1)) for name in names}
         walked = {name: (tree, self.walk(tree)) for name, tree in trees.items()}
         ms = self.truth.ms(sum(tree.num_nodes for tree in trees.values()))
@@ -169,6 +169,20 @@ def test_trees_that_pay_again_come_back():
     assert engine.run(2, 400)[0] < 2
     engine.first, engine.second = FIRST, SECOND
     assert engine.run(2, 600)[0] > 8
+
+
+@pytest.mark.parametrize("num_requests", [1, 2])
+def test_new_requests_have_trees_at_once_whatever_the_ones_before_had(num_requests):
+    planner = make(ROOF)
+    engine = Engine(planner, ROOF, first=0.0, second=0.0, draft_ms=1.0)
+    assert engine.run(num_requests, 400)[0] < 2 and planner.mode(num_requests) is Mode.NONE
+    engine.first, engine.second, engine.first_name = FIRST, SECOND, 1
+    engine.run(num_requests, 4)
+    # of two requests, one is still there that nothing was found for
+    assert planner.mode(num_requests) is (Mode.TREE if num_requests == 1 else Mode.NONE)
+    engine.first_name = 2
+    engine.run(num_requests, 4)
+    assert planner.mode(num_requests) is Mode.TREE
 
 
 def test_trees_without_scores_are_sized_by_what_is_learnt():

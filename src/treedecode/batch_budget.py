@@ -43,8 +43,8 @@ class BatchPlanner:
     The nodes of all requests compete for one budget (``allocate_batch``): few requests get wide trees, many get chains,
     and past break-even none gets any. Batches of 1, 2 to 3, 4 to 7, ... requests have a ``Guard`` each, as what pays
     for one size does not for another: where measured steps show that trees or chains do not pay, it stops them and
-    looks again from time to time. Its account is kept per request: tokens of a step over its requests, and times in
-    plain steps of the same batch.
+    looks again from time to time, and once none of the requests that it went by is left. Its account is kept per
+    request: tokens of a step over its requests, and times in plain steps of the same batch.
 
     Same calls, same plans: with tensor parallelism all ranks must be given the same times.
 
@@ -71,6 +71,7 @@ class BatchPlanner:
         self._calibrates, self._max_per_request = calibrates, max_per_request
         self._max_rows, self._reference, self._told = max_rows, reference, told
         self._guards: dict[int, Guard] = {}
+        self._judged: dict[int, set[Hashable]] = {}  # the requests that a guard goes by
         self._estimates = EdgeEstimates()
         self._depths = DraftDepth()
         self._plan: _Plan | None = None
@@ -155,10 +156,13 @@ class BatchPlanner:
         if timed is None or forward_ms is None:
             return
         num_requests = len(steps)
+        kind, before = batch_class(num_requests), timed.guard.mode
+        if self._judged.setdefault(kind, set(steps)).isdisjoint(steps):
+            self._judged[kind] = set(steps)
+            timed.guard.renew()
         num_drafted = sum(tree.num_drafted for tree, _ in steps.values())
         num_emitted = sum(len(walk.token_ids) for _, walk in steps.values())
         table = self.cost.at(timed.context).table(num_requests + num_drafted)
-        before = timed.guard.mode
         timed.guard.record(
             num_emitted / num_requests,
             forward_ms + draft_ms,
@@ -169,7 +173,7 @@ class BatchPlanner:
             table[num_requests],
         )
         if self._told is not None and timed.guard.mode is not before:
-            self._told(1 << batch_class(num_requests) - 1, timed.guard.changes[-1])
+            self._told(1 << kind - 1, timed.guard.changes[-1])
 
     def _guard(self, num_requests: int) -> Guard:
         size = batch_class(num_requests)
