@@ -237,8 +237,8 @@ def _check(options: dict[str, Any]) -> None:
     """The checks of ``treedecode.stream`` that need no model, so that a typing error costs no loading time."""
     from treedecode.drafters import check_drafter
     from treedecode.engines.bad_words import check_texts
-    from treedecode.engines.params import SamplingParams
-    from treedecode.engines.request import check_budget, check_count
+    from treedecode.engines.params import SamplingParams, check_count
+    from treedecode.engines.request import check_budget
 
     check_count("max_new_tokens", options["max_new_tokens"])
     check_budget(options["budget"])
