@@ -13,8 +13,11 @@ from treedecode.drafters.base import Drafter
 from treedecode.surface import Cost
 from treedecode.topology import count
 from treedecode.vllm.drafters.methods import check_method, own_drafter
+from treedecode.vllm.installed import is_cpu_build
 
-WORKER = "treedecode.vllm.worker.TreeCPUWorker"
+CPU_WORKER = "treedecode.vllm.worker.TreeCPUWorker"
+GPU_WORKER = "treedecode.vllm.gpu_worker.TreeGPUWorker"
+WORKERS = (CPU_WORKER, GPU_WORKER)
 PROPOSER = "treedecode.vllm.proposer.TreeProposer"
 # vLLM's own limit on drafts per request and step.
 MAX_BUDGET = 128
@@ -137,6 +140,8 @@ def engine_args(
 ) -> dict[str, Any]:
     """Arguments that turn trees on in vLLM: ``LLM(model, **engine_args())``.
 
+    The worker is the one for the installed vLLM: of its CPU build, or of GPUs.
+
     Args:
         budget: most drafted nodes per request and step; 0 gives no argument at all: stock plain decoding.
         drafter: as ``TreeOptions``.
@@ -166,4 +171,5 @@ def engine_args(
         nodes = given["num_speculative_tokens"]
         own = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": nodes}
         chosen = {"speculative_config": own}
-    return {"worker_cls": WORKER, **chosen, "additional_config": {CONFIG_KEY: asdict(options)}}
+    worker = CPU_WORKER if is_cpu_build() else GPU_WORKER
+    return {"worker_cls": worker, **chosen, "additional_config": {CONFIG_KEY: asdict(options)}}
