@@ -13,8 +13,11 @@ from treedecode.drafters.base import Drafter
 from treedecode.surface import Cost
 from treedecode.topology import count
 from treedecode.vllm.drafters.methods import check_method, own_drafter
+from treedecode.vllm.installed import is_cpu_build
 
-WORKER = "treedecode.vllm.worker.TreeCPUWorker"
+CPU_WORKER = "treedecode.vllm.worker.TreeCPUWorker"
+GPU_WORKER = "treedecode.vllm.gpu_worker.TreeGPUWorker"
+WORKERS = (CPU_WORKER, GPU_WORKER)
 PROPOSER = "treedecode.vllm.proposer.TreeProposer"
 SCHEDULER = "treedecode.vllm.scheduler.TreeScheduler"
 # vLLM's own limit on drafts per request and step.
@@ -153,6 +156,8 @@ def engine_args(
 ) -> dict[str, Any]:
     """Arguments that turn trees on in vLLM: ``LLM(model, **engine_args())``.
 
+    The worker is the one for the installed vLLM: of its CPU build, or of GPUs.
+
     Args:
         budget: most drafted nodes per request and step; 0 gives no argument at all: stock plain decoding.
         drafter: as ``TreeOptions``.
@@ -184,7 +189,7 @@ def engine_args(
         own = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": nodes}
         chosen = {"speculative_config": own}
     return {
-        "worker_cls": WORKER,
+        "worker_cls": CPU_WORKER if is_cpu_build() else GPU_WORKER,
         "scheduler_cls": SCHEDULER,
         **chosen,
         "additional_config": {CONFIG_KEY: asdict(options)},
