@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may need the network
+os.environ["TRITON_INTERPRET"] = "1"  # before anything loads Triton: no test may need a GPU
 settings.register_profile("treedecode", max_examples=200, deadline=None)
 settings.load_profile("treedecode")
 

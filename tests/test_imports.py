@@ -47,7 +47,7 @@ LAYERS = [
         "kv",
         "sweep",
     ],
-    ["drafters", "attention", "models", "calibration", "trace", "replay"],
+    ["drafters", "attention", "models", "calibration", "cost_file", "trace", "replay"],
     ["engines", "vllm"],
     ["verify"],
     ["bench", "cli"],

@@ -144,6 +144,17 @@ def cut_batch(
         if len(max_depths) != len(trees):
             raise ValueError(f"expected one depth per tree: {len(trees)} trees, got {len(max_depths)} depths")
         trees = [tree.within_depth(depth) for tree, depth in zip(trees, max_depths, strict=True)]
-    allocation = allocate_batch([reach(tree)[1:] for tree in trees], cost, None, max_drafted, num_other_rows)
+    return cut_by_reach(trees, [reach(tree) for tree in trees], cost, max_drafted, num_other_rows)
+
+
+def cut_by_reach(
+    trees: Sequence[DraftTree],
+    reach: Sequence[Sequence[float]],
+    cost: CostCurve,
+    max_drafted: int | None = None,
+    num_other_rows: int = 0,
+) -> tuple[list[DraftTree], Allocation]:
+    """As :func:`cut_batch`, for whoever knows the reach of every node of every tree, root first."""
+    allocation = allocate_batch([values[1:] for values in reach], cost, None, max_drafted, num_other_rows)
     cut = [tree.prefix(size) for tree, size in zip(trees, allocation.num_drafted, strict=True)]
     return cut, allocation

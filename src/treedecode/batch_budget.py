@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from treedecode.accept import Acceptance
 from treedecode.acceptance import EdgeEstimates
-from treedecode.allocate import Allocation, allocate_batch, scored_reach
+from treedecode.allocate import Allocation, cut_by_reach, scored_reach
 from treedecode.batch_depth import DraftDepth
 from treedecode.budget import PendingLook, likeliest_chain
 from treedecode.gains import PlainReference
@@ -199,10 +199,9 @@ class BatchPlanner:
         self, drafted: Mapping[Name, tuple[DraftTree, Sequence[float]]], context: int
     ) -> tuple[dict[Name, DraftTree], Allocation]:
         room = None if self._max_rows is None else max(0, self._max_rows - len(drafted))
-        reach = [values[1:] for _, values in drafted.values()]
-        allocation = allocate_batch(reach, self.cost.at(context), max_drafted=room)
-        sizes = zip(drafted.items(), allocation.num_drafted, strict=True)
-        return {name: tree.prefix(size) for (name, (tree, _)), size in sizes}, allocation
+        trees, reach = zip(*drafted.values(), strict=True)
+        cut, allocation = cut_by_reach(trees, reach, self.cost.at(context), room)
+        return dict(zip(drafted, cut, strict=True)), allocation
 
     def _follow(self, emitted: Mapping[Name, Sequence[int]], timed: _Plan | None) -> None:
         for look in self._looks:

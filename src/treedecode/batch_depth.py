@@ -60,8 +60,8 @@ class DraftDepth:
         for depth in range(1, shape.max_depth + 1):
             likely = np.sort(reach[1:][depths <= depth])[::-1][:room]
             expected = num_requests * (1.0 + np.cumsum(likely))
-            rows = num_requests * np.arange(2, 2 + len(likely))
-            ms = np.array([table[count] for count in rows]) + depth * self.level_ms(kind)
+            step_ms = [table[num_requests * num_nodes] for num_nodes in range(2, 2 + len(likely))]
+            ms = np.array(step_ms) + depth * self.level_ms(kind)
             rate = float(np.max(expected / ms, initial=0.0))
             if rate > best_rate:
                 best, best_rate = depth, rate

@@ -9,13 +9,26 @@ from torch import Tensor
 def normalised(weights: Tensor) -> Tensor:
     """Rows with sum 1, in float32 or wider; rows without mass stay as they are."""
     wide = weights if weights.dtype == torch.float64 else weights.float()
-    total = wide.sum(-1, keepdim=True)
-    return wide / torch.where(total > 0, total, 1)
+    return wide / _divisor(wide)
+
+
+def normalised_rows(probs: Tensor, node: Tensor) -> Tensor:
+    """``normalised(rows_of(probs, node))`` with one copy of the rows less: their own is divided in place."""
+    rows = rows_of(probs, node)
+    wide = rows if rows.dtype == torch.float64 else rows.float()
+    return wide.div_(_divisor(wide))
+
+
+def _divisor(rows: Tensor) -> Tensor:
+    """Sums ``[B, 1]``, 1 for rows without mass."""
+    total = rows.sum(-1, keepdim=True)
+    return torch.where(total > 0, total, 1)
 
 
 def without(draft: Tensor, token: Tensor) -> Tensor:
     """``draft`` without ``token``, normalised: what the next sibling is drawn from if not replaced."""
-    return normalised(draft.scatter(1, token[:, None], 0.0))
+    left = draft.scatter(1, token[:, None], 0.0)
+    return left.div_(_divisor(left))
 
 
 def rows_of(probs: Tensor, node: Tensor) -> Tensor:

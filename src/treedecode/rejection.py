@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treedecode.drawing import at, normalised, rows_of, without
+from treedecode.drawing import at, normalised_rows, without
 from treedecode.tree import TreeShape
 from treedecode.walking import Trees, Walked
 
@@ -43,7 +43,7 @@ def top_down(
     node = trees.parents.new_zeros(len(trees.parents))
     nodes = torch.arange(trees.num_nodes, device=node.device)
     accepted = (nodes == 0).expand_as(trees.parents)
-    target, draft = normalised(rows_of(target_probs, node)), normalised(rows_of(draft_probs, node))
+    target, draft = normalised_rows(target_probs, node), normalised_rows(draft_probs, node)
     child = trees.first_child[:, 0]
     level, used = torch.zeros_like(node), torch.zeros_like(node)
     for _ in range(max_tests):
@@ -56,13 +56,13 @@ def top_down(
         accepted = accepted | (passed[:, None] & (nodes == candidate[:, None]))
         target = torch.where(
             passed[:, None],
-            normalised(rows_of(target_probs, candidate)),
+            normalised_rows(target_probs, candidate),
             torch.where(failed[:, None], residual(target, draft), target),
         )
         remaining = draft if replacement else without(draft, token)
         draft = torch.where(
             passed[:, None],
-            normalised(rows_of(draft_probs, candidate)),
+            normalised_rows(draft_probs, candidate),
             torch.where(failed[:, None], remaining, draft),
         )
         after = torch.where(passed, at(trees.first_child, candidate), at(trees.next_sibling, candidate))
@@ -81,9 +81,9 @@ def residual(target: Tensor, draft: Tensor) -> Tensor:
 
     Nothing remains only if the rows are equal, and then a rejection is a rounding error.
     """
-    rest = (target - draft).clamp(min=0)
+    rest = (target - draft).clamp_(min=0)
     total = rest.sum(-1, keepdim=True)
-    return torch.where(total > 0, rest / torch.where(total > 0, total, 1), target)
+    return torch.where(total > 0, rest.div_(torch.where(total > 0, total, 1)), target)
 
 
 def most_tests(shape: TreeShape) -> int:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from treedecode.drawing import at, normalised, rows_of, wide_dtype, without
+from treedecode.drawing import at, normalised_rows, wide_dtype, without
 from treedecode.walking import Trees, Walked, ancestors
 
 
@@ -56,7 +56,7 @@ def bottom_up(
     order = order.argsort(dim=1, stable=True)
 
     parent = trees.parents.new_zeros(len(trees.parents))
-    target, draft = normalised(rows_of(target_probs, parent)), normalised(rows_of(draft_probs, parent))
+    target, draft = normalised_rows(target_probs, parent), normalised_rows(draft_probs, parent)
     weight = target.new_ones(len(target), dtype=wide_dtype(target))
     weights = target.new_zeros(trees.parents.shape, dtype=weight.dtype)
     weights[:, 0] = 1
@@ -68,8 +68,8 @@ def bottom_up(
         above = torch.where(real, at(trees.parents, child), parent)
         starts = above != parent
         parent = above
-        target = torch.where(starts[:, None], normalised(rows_of(target_probs, parent)), target)
-        draft = torch.where(starts[:, None], normalised(rows_of(draft_probs, parent)), draft)
+        target = torch.where(starts[:, None], normalised_rows(target_probs, parent), target)
+        draft = torch.where(starts[:, None], normalised_rows(draft_probs, parent), draft)
         weight = at(weights, parent)
 
         token = at(trees.token_ids, child)
@@ -95,7 +95,7 @@ def bottom_up(
     passed = reached & ((nodes == 0) | accepts(numbers, weights))
     node = torch.where(passed, place, size).argmin(1)
     childless = ~(reached & (trees.parents == node[:, None])).any(1)
-    rows = torch.where(childless[:, None], normalised(rows_of(target_probs, node)), last)
+    rows = torch.where(childless[:, None], normalised_rows(target_probs, node), last)
     path = seen[torch.arange(len(node), device=node.device), node]
     return Walked(path, rows, at(place, node) + (node > 0))
 
@@ -118,9 +118,9 @@ def remainder(weight: Tensor, target: Tensor, draft: Tensor) -> tuple[Tensor, Te
 
     Where nothing remains, P stays, and w is 1 if it was 1 (a rejection by rounding) and 0 otherwise.
     """
-    rest = (weight[:, None].to(target.dtype) * target - draft).clamp(min=0)
+    rest = (weight[:, None].to(target.dtype) * target).sub_(draft).clamp_(min=0)
     total = rest.sum(-1, keepdim=True)
-    new_target = torch.where(total > 0, rest / torch.where(total > 0, total, 1), target)
+    new_target = torch.where(total > 0, rest.div_(torch.where(total > 0, total, 1)), target)
     mass, missing = total[:, 0].to(weight.dtype), 1 - weight
     new_weight = torch.where(missing > 0, mass / torch.where(missing > 0, mass + missing, 1), 1.0)
     return new_target, new_weight

@@ -60,7 +60,6 @@ def refused(run):
         (["--stop", ""], ["stop", "non-empty"]),
         (["--no-such-option"], ["--no-such-option"]),
         (["--model"], ["--model"]),
-        (["second"], ["second"]),
     ],
 )
 def test_options_are_checked_before_anything_is_loaded(refused, monkeypatch, args, words):

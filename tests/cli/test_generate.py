@@ -238,6 +238,111 @@ def test_ctrl_c_while_comparing(generate, monkeypatch):
     assert ran.err.splitlines()[-1].startswith("24 tokens (length)")
 
 
+PROMPTS = ["the tree", "a", "tree of the tree of", "the"]
+
+
+@pytest.mark.parametrize("flags", [(), ("--batch-size", 1), ("--batch-size", 2, "--budget", 0)])
+def test_several_prompts(generate, tiny, tmp_path, flags):
+    """From arguments and from a file, each as alone, in order."""
+    expected = [td.generate(td.load(str(tiny)), prompt, max_new_tokens=24)[0].text for prompt in PROMPTS]
+    ran = generate(*flags, *PROMPTS)
+    assert ran.code == 0
+    assert ran.out == "".join(f"--- {i} of 4\n{text}\n" for i, text in enumerate(expected, 1))
+    assert ran.err.splitlines()[-1].startswith("4 of 4 outputs (4 length), 96 tokens in ")
+    file = tmp_path / "prompts.jsonl"
+    lines = [json.dumps(PROMPTS[0]), "", *(json.dumps({"prompt": text, "id": 7}) for text in PROMPTS[1:])]
+    file.write_text("\ufeff" + "\r\n".join(lines) + "\n", "utf-8")
+    ran = generate(*flags, "--json", "--seed", 3, "--file", file)
+    found = [json.loads(line) for line in ran.out.splitlines()]
+    assert [one["index"] for one in found] == [0, 1, 2, 3]
+    assert [one["prompt"] for one in found] == PROMPTS
+    assert [one["text"] for one in found] == expected
+    assert all(one["options"]["seed"] == 3 and one["comparison"] is None for one in found)
+    file.write_text(json.dumps(PROMPTS[0]))
+    assert generate("--file", file).out == expected[0] + "\n"
+
+
+class InterruptedBatch:
+    """A batch during which Ctrl-C, or what else, comes at a given piece."""
+
+    def __init__(self, running, count, error):
+        self._running, self._left, self._error = running, count, error
+
+    def __getattr__(self, name):
+        return getattr(self._running, name)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self._left -= 1
+        if self._left < 0:
+            raise self._error
+        return next(self._running)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(5, "no more", "the disk")])
+def test_what_is_finished_is_never_lost(generate, monkeypatch, error):
+    """The second prompt ends at once, and is held back by the first."""
+    original = td.stream_batch
+
+    def stream_batch(model, prompts, batch_size, **options):
+        own = options | {"max_new_tokens": [24, 1, 24, 24]}
+        return InterruptedBatch(original(model, prompts, batch_size, **own), 5, error)
+
+    monkeypatch.setattr(td, "stream_batch", stream_batch)
+    ran = generate("--json", "--budget", 0, "--batch-size", 2, *PROMPTS)
+    found = [(one["index"], one["finish_reason"]) for one in map(json.loads, ran.out.splitlines())]
+    if isinstance(error, KeyboardInterrupt):
+        assert (ran.code, found) == (130, [(0, "interrupted"), (1, "length"), (2, "interrupted")])
+        ran = generate("--budget", 0, "--batch-size", 2, *PROMPTS)
+        assert ran.err.splitlines()[-1].startswith("3 of 4 outputs (2 interrupted, 1 length), ")
+    else:
+        assert (ran.code, found) == (2, [(1, "length")])
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--compare", "a", "b"], "--compare follows one generation: expected one prompt, got 2"),
+        (["--trace", "t.jsonl", "a", "b"], "--trace follows one generation: expected one prompt, got 2"),
+        (["--batch-size", "0", "a", "b"], "batch_size must be at least 1, got 0"),
+        (["a", ""], "the prompt is empty"),
+        (["--file", "p.jsonl", "a"], "as an argument or with --file, not both"),
+    ],
+)
+def test_bad_input_of_several_prompts(generate, monkeypatch, tmp_path, args, words):
+    monkeypatch.chdir(tmp_path)
+    ran = generate(*args)
+    assert (ran.code, ran.out) == (2, "")
+    assert words in ran.err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "p.jsonl has no prompt"),
+        ('"a"\n{', "p.jsonl, line 2 must be JSON"),
+        ('"a"\n""', "p.jsonl, line 2 must be a text"),
+        ('{"text": "a"}', 'p.jsonl, line 1 must be a text, or an object with a text as "prompt"'),
+        ("7", "expected at least one character, got 7"),
+    ],
+)
+def test_bad_lines_are_named(generate, tmp_path, content, words):
+    file = tmp_path / "p.jsonl"
+    file.write_text(content)
+    ran = generate("--file", file)
+    assert (ran.code, ran.out) == (2, "")
+    (line,) = ran.err.splitlines()
+    assert words in line
+
+
+def test_an_error_names_its_prompt(generate):
+    ran = generate("a", "the tree " * 40000)
+    assert ran.code == 2
+    assert "the model allows at most" in ran.err and "This was prompt 1 of the batch." in ran.err
+
+
 def test_ctrl_c_while_loading(generate, monkeypatch):
     def load(*_, **__):
         raise KeyboardInterrupt

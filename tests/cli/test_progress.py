@@ -1,4 +1,4 @@
-"""Stages: shown on a terminal while they run, elsewhere written once they take long."""
+"""Stages and bars: shown on a terminal while they run, elsewhere written once they take long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from treedecode.cli import progress
-from treedecode.cli.progress import Stages
+from treedecode.cli.progress import Bar, Stages
 
 
 @pytest.fixture
@@ -49,3 +49,25 @@ def test_a_stage_that_fails_ends(console, terminal):
     assert "..." not in target.file.getvalue()
     with stages("next"):
         pass
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_counts_what_is_done_and_makes_room(console, terminal):
+    target = console(terminal)
+    with Bar("Generating", 3, target) as bar:
+        bar.refresh()
+        with bar.out_of_the_way():
+            assert target.file.getvalue() == ""  # too early
+        time.sleep(0.1)
+        bar.advance()
+        bar.refresh()
+        with bar.out_of_the_way():
+            size = len(target.file.getvalue())
+            time.sleep(0.4)
+            assert len(target.file.getvalue()) == size
+        bar.refresh()
+    written = target.file.getvalue()
+    if terminal:
+        assert "Generating" in written and "1/3" in written
+    else:
+        assert written == "Generating: 3 in all ...\n"

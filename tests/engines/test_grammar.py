@@ -356,7 +356,7 @@ def test_planted_faults_are_seen(model: LoadedModel, fault: Any) -> None:
         ("12", "regex"),
         (EBNF, "ebnf"),
         ('root ::= "a"', "ebnf"),
-        (Grammar("choice", "[]"), "choice"),
+        (Grammar("choice", '["a"]'), "choice"),
     ],
 )
 def test_what_kind_a_grammar_is(given: Any, kind: str) -> None:
@@ -389,3 +389,9 @@ def test_other_bad_input_is_named(model: LoadedModel, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(ValueError, match=r"needs llguidance.*pip install 'treedecode\[grammar\]'"):
         td.stream(model, PROMPT, grammar="a")
+
+
+@pytest.mark.parametrize("text", ["[]", "", "{}", '"the end"', "[1]", '["a", null]', "the|end"])
+def test_a_choice_is_a_list_of_texts(text: str) -> None:
+    with pytest.raises(ValueError, match="a grammar of kind choice must be a JSON list of at least one text"):
+        Grammar("choice", text)

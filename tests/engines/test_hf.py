@@ -466,3 +466,35 @@ def test_folders_that_hold_no_model_are_named(folder: Path, tmp_path: Path) -> N
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(only_weights)
     with pytest.raises(td.ModelNotFoundError, match="tokenizer"):
         load(only_weights)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("implementation", ["fused", "transformers"])
+def test_autocast_is_refused(folder: Path, implementation: Any, batch: int) -> None:
+    """Tokens of products in another dtype than the weights' are those of no plain decoding of ours."""
+    model = load(folder, implementation=implementation)
+    prompts, options = [PROMPT] * batch, {"max_new_tokens": 12, "eos_token_id": None}
+    expected = td.generate(model, prompts, **options)
+    running = td.stream_batch(model, prompts, **options)
+    next(running)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(
+            ValueError, match=r"no torch.autocast for cpu, got one to bfloat16; .*dtype=\"bfloat"
+        ):
+            td.generate(model, prompts, **options)
+        with pytest.raises(ValueError, match=r"torch\.autocast"):
+            for _ in running:  # entered between the steps
+                pass
+        with pytest.raises(ValueError, match=r"torch\.autocast"):
+            load(folder, implementation=implementation)
+        with torch.autocast("cpu", enabled=False):
+            inside = td.generate(model, prompts, **options)
+    assert [one.token_ids for one in inside] == [one.token_ids for one in expected]
+
+
+@pytest.mark.parametrize("dense", [1, "yes", None, np.True_])
+def test_dense_is_a_truth_value(model: LoadedModel, tmp_path: Path, dense: Any) -> None:
+    """Anything else would stand in the header of a trace that replay then refuses."""
+    with td.TraceWriter(tmp_path / "trace") as trace, pytest.raises(TypeError, match="dense must be True or"):
+        td.generate(model, PROMPT, trace=trace, dense=dense)
+    assert not (tmp_path / "trace").exists()

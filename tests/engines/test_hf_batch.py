@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import treedecode as td
 from tests.engines.tokenizers import END
+from treedecode.engines import guidance
 
 PROMPTS = ["the end, then the café and the end", "then", "the the the the the the", "and the end of it", "é"]
 OPTIONS: dict[str, Any] = {"max_new_tokens": 30, "eos_token_id": None}
@@ -193,3 +195,59 @@ def test_an_exception_says_which_prompt_it_is_about(model: td.LoadedModel, batch
     with pytest.raises(ValueError, match="the prompt is empty") as empty:
         td.generate(model, ["the", ""], **options)
     assert empty.value.__notes__ == ["This was prompt 1 of the batch."]
+
+
+@pytest.mark.parametrize("prompts", [[], PROMPTS])
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"temperature": -1}, ValueError, "temperature must be at least 0, got -1"),
+        ({"drafter": "psychic"}, ValueError, "drafter must be one of"),
+        ({"grammar": "("}, ValueError, "the grammar is not valid"),
+        ({"grammar": "a+", "eos_token_id": None}, ValueError, "a grammar ends with a stop token"),
+        ({"logit_bias": {9999: 1.0}}, ValueError, "logit_bias token ids must be at most"),
+        ({"dense": 1}, TypeError, "dense must be True or False, got 1"),
+        ({"trace": "trace.jsonl"}, TypeError, "trace must be a treedecode.TraceWriter"),
+        ({"colour": "red"}, TypeError, "colour"),
+    ],
+)
+def test_what_all_prompts_share_is_no_fault_of_one(
+    model: td.LoadedModel, prompts: list[str], options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    """And is refused where there is no prompt at all."""
+    with pytest.raises(error, match=words) as caught:
+        td.generate(model, prompts, **options)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_options_of_no_prompt(model: td.LoadedModel, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="seed must be one value or one per prompt: expected 0, got 1"):
+        td.generate(model, [], seed=[1])
+    with pytest.raises(ValueError, match="holds one generation: expected one prompt, got 0"):
+        td.generate(model, [], trace=td.TraceWriter(tmp_path / "trace"))
+    with pytest.raises(TypeError, match=r"model must be what treedecode\.load returns"):
+        td.generate("default", [], grammar="a")  # type: ignore[arg-type]
+    assert td.generate(model, [], seed=[], temperature=[], grammar="a+") == []
+
+
+def test_a_value_of_one_prompt_is_its_own_fault(model: td.LoadedModel) -> None:
+    with pytest.raises(ValueError, match="temperature must be at least 0") as caught:
+        td.generate(model, PROMPTS, temperature=[0, 0, 0, -1, 0])
+    assert caught.value.__notes__ == ["This was prompt 3 of the batch."]
+
+
+def test_a_grammar_is_compiled_once(model: td.LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    original = guidance.LLGuidanceGrammar
+
+    def counted(*args: Any) -> Any:
+        compiled.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(guidance, "LLGuidanceGrammar", counted)
+    options: dict[str, Any] = {"grammar": "(the|end)( the| end){1,4}", "max_new_tokens": 20}
+    together = td.generate(model, PROMPTS, **options)
+    assert len(compiled) == 1
+    assert all(
+        same(one, td.generate(model, p, **options)[0]) for one, p in zip(together, PROMPTS, strict=True)
+    )

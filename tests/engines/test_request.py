@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from treedecode.engines.params import SamplingParams, check_count
 from treedecode.engines.request import (
     AUTO_MAX_DRAFTED,
     MAX_BUDGET,
     Request,
     check_budget,
-    check_count,
     check_prompt,
     check_stop_ids,
 )
@@ -64,3 +65,12 @@ def test_the_widest_tree_follows_the_budget() -> None:
     assert Request((1,), 5, 7).max_drafted == 7
     assert Request((1,), 5, 0).max_drafted == 0
     assert Request((1,), 5, None).max_drafted == AUTO_MAX_DRAFTED
+
+
+def test_numbers_of_any_kind_are_kept_as_pythons_own() -> None:
+    """Arrays and tensors too: one rule for all counts."""
+    params = SamplingParams(
+        top_k=np.int64(3), min_tokens=np.array(2), seed=torch.tensor(5), bad_words_ids=[[np.int32(1)]]
+    )
+    assert params == SamplingParams(top_k=3, min_tokens=2, seed=5, bad_words_ids=[[1]])
+    assert [type(value) for value in (params.top_k, params.min_tokens, params.seed)] == [int] * 3

@@ -17,7 +17,7 @@ from treedecode.replay.data import select
 from treedecode.replay.gate import decide, interval
 from treedecode.replay.results import Replay
 from treedecode.replay.run import replay
-from treedecode.replay.strategies import Chain, Plain
+from treedecode.replay.strategies import Chain, Dynamic, LeafSiblings, Plain, Rerun, StaticOptimal
 from treedecode.replay.walk import walk
 
 FLAT = StepCost(CostCurve([1, 1000], [10.0, 10.0]), 0.0, "flat")
@@ -104,7 +104,8 @@ def traces(tmp_path: Path) -> Any:
     }
 
 
-def test_estimates_are_compared_with_live_runs(traces: Any) -> None:
+def test_estimates_are_compared_with_live_runs(traces: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "_published", lambda: {"setup": "", "errors": {}})
     result = found(list(traces.values()), StepCost(COST, 0.5, "tiny"), budgets=[8, 16])
     again = of(result, "merged", 8)
     live = len(traces["merged"].output_ids) - 1
@@ -125,6 +126,21 @@ def test_published_errors_are_shown(traces: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(errors, "_published", lambda: published)
     result = found([traces["dense"]], StepCost(COST, 0.5, "tiny"), budgets=[8])
     assert of(result, "chain", 8).error == errors.EstimateError(-0.04, 24, "elsewhere")
+
+
+@pytest.mark.parametrize("budget", [8, 16, 32])
+@pytest.mark.parametrize(
+    "strategy",
+    [Chain(), LeafSiblings(3), StaticOptimal([RESCUED]), Dynamic(), Rerun("merged"), Rerun("recycling")],
+)
+def test_what_is_published(strategy: Any, budget: int) -> None:
+    """``benchmarks/replay_estimates.py`` runs fixed trees at 16 nodes only."""
+    error = errors.published_error(strategy, budget)
+    if budget != 16 and not isinstance(strategy, Dynamic | Rerun):
+        assert error is None
+        return
+    assert error is not None and abs(error.difference) < 1.5 and error.num_runs >= 9
+    assert "prompts of 128 tokens" in error.setup
 
 
 def test_without_dense_recordings(traces: Any) -> None:

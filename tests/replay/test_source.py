@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.replay.live import record
-from treedecode.replay.costs import read_cost, step_cost
+from treedecode.cost import CostCurve
+from treedecode.replay.costs import step_cost
 from treedecode.replay.data import select
 from treedecode.replay.source import read_recordings
 from treedecode.replay.strategies import Chain, Dynamic, LeafSiblings, Rerun
@@ -216,9 +217,6 @@ def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
         (found,) = read_recordings([path])
         assert (found.output_ids, found.trees) == (without.output_ids, without.trees)
-    curve = tmp_path / "curve"
-    curve.write_bytes(b'\xef\xbb\xbf{"rows": [1, 8], "ms": [10, 20]}')
-    assert read_cost(curve).at(0).ms(8) == 20.0
 
 
 def test_what_is_replayed(tmp_path: Path) -> None:
@@ -244,23 +242,8 @@ def test_costs(tmp_path: Path) -> None:
     assert "when the model was loaded" in step_cost([trace]).origin
     assert step_cost([trace]).draft_ms > 0.0
     assert step_cost([trace], draft_ms=0.25).draft_ms == 0.25
-    curve = tmp_path / "curve"
-    curve.write_text('{"rows": [1, 8], "ms": [10, 20]}')
-    assert step_cost([trace], read_cost(curve), origin="curve").forward.at(0).ms(8) == 20.0
-    surface = tmp_path / "surface"
-    surface.write_text('{"rows": [1, 8], "prefix_lens": [0, 100], "ms": [[10, 20], [30, 40]]}')
-    assert read_cost(surface).at(100).ms(1) == 30.0
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"rows": [1], "ms": [-1]}', '{"schema_version": 99}', "\xff"]
-)
-def test_cost_files_that_are_none(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "cost"
-    path.write_text(content, encoding="latin-1")
-    with pytest.raises(ValueError, match="is no cost file: ") as caught:
-        read_cost(path)
-    assert str(path) in str(caught.value)
+    curve = CostCurve([1, 8], [10.0, 20.0])
+    assert step_cost([trace], curve, origin="curve").forward.at(0).ms(8) == 20.0
 
 
 def test_cost_of_recorded_steps(tmp_path: Path) -> None:

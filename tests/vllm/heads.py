@@ -242,8 +242,9 @@ def main(folder: str, file: str) -> None:
             }
         if method != "medusa":
             more = {**drafter, "num_speculative_tokens": BRANCH_NODES}
-            branches = engine_args(width=WIDTH, branches=BRANCHES, cost="off", speculative_config=more)
-            result[method]["branches"] = run(target, **branches)
+            for name, cost in (("branches", "off"), ("sized branches", "auto"))[: 1 + (method in SIZED)]:
+                branches = engine_args(width=WIDTH, branches=BRANCHES, cost=cost, speculative_config=more)
+                result[method][name] = run(target, **branches)
     Path(file).write_text(json.dumps(result))
 
 

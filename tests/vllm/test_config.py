@@ -114,6 +114,8 @@ def test_a_saved_cost(tmp_path):
     curve = CostCurve([1, 8], [1.0, 2.0])
     file.write_text(curve.to_json())
     assert TreeOptions(cost=str(file)).saved_cost() == curve
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())  # as editors on Windows write it
+    assert TreeOptions(cost=str(file)).saved_cost() == curve
     assert TreeOptions().saved_cost() is TreeOptions(cost="off").saved_cost() is None
 
 

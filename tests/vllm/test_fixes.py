@@ -31,6 +31,7 @@ def test_the_launcher_runs_vllms_command():
 
 
 def test_a_drafters_builder_knows_the_windows_of_all_its_layers(monkeypatch):
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
     from vllm.v1.spec_decode import llm_base_proposer
     from vllm.v1.spec_decode.eagle import EagleProposer
 
@@ -38,9 +39,7 @@ def test_a_drafters_builder_knows_the_windows_of_all_its_layers(monkeypatch):
 
     windows = {"draft.0": 512, "draft.1": -1}
 
-    class Builder:
-        requires_block_table_width = False
-
+    class Builder(CPUAttentionMetadataBuilder):
         def __init__(self, spec, layer_names, *others):
             self.layer_names = layer_names
             self.window_size = self._group_sliding_window()
@@ -64,3 +63,11 @@ def test_a_drafters_builder_knows_the_windows_of_all_its_layers(monkeypatch):
     assert builder.layer_names == list(windows) and builder.window_size == 512
     windows_of_a_drafters_layers(drafter.draft_attn_groups)
     assert builder.window_size == -1
+
+
+def test_builders_of_other_devices_are_left_alone():
+    from treedecode.vllm.fixes import windows_of_a_drafters_layers
+
+    builder = SimpleNamespace(window_size=512)
+    windows_of_a_drafters_layers([SimpleNamespace(metadata_builders=[builder])])
+    assert builder.window_size == 512

@@ -41,7 +41,7 @@ def test_another_backend_is_seen(llm, monkeypatch):
     runner = runner_of(llm)
     name = runner.attn_groups[0][0].layer_names[0]
     layer = runner.compilation_config.static_forward_context[name]
-    monkeypatch.setattr(layer.impl, "__class__", CPUAttentionBackendImpl)
+    monkeypatch.setattr(layer, "impl", object.__new__(CPUAttentionBackendImpl))
     with pytest.raises(RuntimeError, match="must run treedecode's attention, got CPUAttentionBackendImpl"):
         selftest.self_test(runner)
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import treedecode as td
+from treedecode.cli.generate_batch import generate_batch
 from treedecode.cli.numbers import integer, number
 from treedecode.cli.options import Device, Dtype, Revision, parse_budget
 from treedecode.cli.outcome import CHECK_FAILED, INTERRUPTED, bad_input, check_output
 from treedecode.cli.output import print_json
 from treedecode.cli.progress import Stages
-from treedecode.cli.prompt import encode_prompt, read_prompt
+from treedecode.cli.prompt import encode_prompt, read_prompts
 from treedecode.cli.report import Comparison, closing_line, comparison_lines, to_json
 from treedecode.models import quiet_transformers
 
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
 
 def generate(
     prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; or use --file or standard input.")
+        list[str] | None,
+        typer.Argument(help="Texts to continue, decoded together; or use --file or standard input."),
     ] = None,
     file: Annotated[
         Path | None,
         typer.Option(
-            help="Read the prompt from this file, without its last line break; - is standard input."
+            help="Read the prompt from this file, without its last line break; - is standard input. "
+            'Of a .jsonl file every line is a prompt: a JSON text, or an object with one as "prompt".'
         ),
     ] = None,
     model: Annotated[
@@ -59,6 +62,13 @@ def generate(
             help="What a step costs, as treedecode calibrate saved it; found by itself if not given.",
         ),
     ] = "auto",
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            parser=integer,
+            help="Of several prompts, so many run at once, each with a cache; 16 if not given.",
+        ),
+    ] = None,
     drafter: Annotated[str, typer.Option(help="merged, recycling, suffix or prompt-lookup.")] = "merged",
     temperature: Annotated[
         float, typer.Option(parser=number, help="0 takes the likeliest token; above, tokens are sampled.")
@@ -128,13 +138,16 @@ def generate(
             help="Draft at every output position, for traces that replay can answer most from; slow.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per prompt instead of text.")
+    ] = False,
 ) -> int:
     """Generate text with tree speculative decoding.
 
-    The text goes to standard output, what it took to standard error.
+    The text goes to standard output, what it took to standard error. Several prompts run together, and their outputs
+    are printed in order.
     """
-    text = read_prompt(prompt, file)
+    texts = read_prompts(prompt, file)
     inputs = {"file": file, "calibration": calibration, "json_schema": json_schema, "grammar": grammar}
     check_output("--trace", trace, **inputs)
     wanted = _read_grammar(json_schema, regex, grammar)
@@ -159,6 +172,10 @@ def generate(
     }
     if dense and (trace is None or compare):
         raise typer.TyperException("--dense records a trace: expected --trace FILE, and no --compare")
+    if len(texts) > 1 and (trace or compare):
+        raise typer.TyperException(
+            f"{'--trace' if trace else '--compare'} follows one generation: expected one prompt, got {len(texts)}"
+        )
     if compare and options["budget"] == 0:
         raise typer.TyperException(
             "--compare compares with plain decoding, which --budget 0 is: expected a budget above 0"
@@ -167,19 +184,35 @@ def generate(
         raise typer.TyperException("--logprobs are part of the JSON object: expected --json")
     stages = Stages()
     with stages("Starting"), bad_input():
-        _check(options)
+        _check(options, batch_size)
         quiet_transformers()
     with bad_input():
         loaded = td.load(
             model, device=device, dtype=dtype, revision=revision, progress=stages, calibration=calibration
         )
-    encoded = encode_prompt(loaded.tokenizer, text, raw)
+    prompts = [encode_prompt(loaded.tokenizer, text, raw) for text in texts]
     if wanted is not None:
         from treedecode.engines.guidance import compile_grammar
 
         with stages("Compiling the grammar"), bad_input():
             options["grammar"] = compile_grammar(wanted, loaded.tokenizer, loaded.target.vocab_size)
 
+    # as given: JSON has neither -inf nor compiled grammars
+    shown = options | {"logit_bias": logit_bias, "grammar": wanted and asdict(wanted)}
+    if len(texts) > 1:
+
+        def show(index: int, generation: td.Generation) -> None:
+            if as_json:
+                print_json({"index": index} | to_json(loaded, texts[index], shown, generation, None))
+            else:
+                print(f"--- {index + 1} of {len(texts)}\n{generation.text}", flush=True)
+
+        code, line = generate_batch(loaded, prompts, batch_size, options, show)
+        if not as_json:
+            print(line, file=sys.stderr)
+        return code
+
+    (text,), (encoded,) = texts, prompts
     echo = _no_text if as_json else _print_text
     with td.TraceWriter(trace) if trace else nullcontext() as writer:
         running = _start(loaded, encoded, options, writer)
@@ -197,8 +230,6 @@ def generate(
         comparison = None if interrupted else Comparison(generation, plain)
 
     if as_json:
-        # as given: JSON has neither -inf nor compiled grammars
-        shown = options | {"logit_bias": logit_bias, "grammar": wanted and asdict(wanted)}
         print_json(to_json(loaded, text, shown, generation, comparison))
     else:
         lines = [] if options["budget"] != "auto" else [f"cost of a step: {loaded.cost_source}"]
@@ -233,14 +264,16 @@ def _read_grammar(json_schema: Path | None, regex: str | None, grammar: Path | N
     return None if regex is None else td.Grammar("regex", regex)
 
 
-def _check(options: dict[str, Any]) -> None:
+def _check(options: dict[str, Any], batch_size: int | None) -> None:
     """The checks of ``treedecode.stream`` that need no model, so that a typing error costs no loading time."""
     from treedecode.drafters import check_drafter
     from treedecode.engines.bad_words import check_texts
-    from treedecode.engines.params import SamplingParams
-    from treedecode.engines.request import check_budget, check_count
+    from treedecode.engines.params import SamplingParams, check_count
+    from treedecode.engines.request import check_budget
 
     check_count("max_new_tokens", options["max_new_tokens"])
+    if batch_size is not None:
+        check_count("batch_size", batch_size, 1)
     check_budget(options["budget"])
     if options["logprobs"] is not None:
         check_count("logprobs", options["logprobs"])

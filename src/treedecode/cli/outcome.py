@@ -21,7 +21,7 @@ def bad_input() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, OSError) as error:
-        raise typer.TyperException(str(error)) from error
+        raise typer.TyperException(" ".join([str(error), *getattr(error, "__notes__", ())])) from error
 
 
 def check_output(flag: str, output: Path | None, **inputs: Path | str | None) -> None:

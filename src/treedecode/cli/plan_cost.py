@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 import typer
 
-from treedecode import calibration
+from treedecode.cost_file import read_cost
 from treedecode.roofline import Roofline
-from treedecode.surface import Cost, CostSurface, cost_from_json
+from treedecode.surface import CostSurface
 from treedecode.sweep import StepCost
 
 DEFAULT_HARDWARE = "h100"
@@ -78,12 +77,13 @@ class CostOptions:
                 f"--cost is measured and needs no roofline: leave {', '.join(given)} out, or --cost"
             )
         try:
-            text = path.read_text(encoding="utf-8-sig")
-            kept, measured_on = _read_cost(path, text)
+            saved = read_cost(path)
         except OSError as error:
             raise typer.TyperException(f"--cost: cannot read {path}: {error.strerror}") from error
-        except (ValueError, TypeError) as error:
-            raise typer.TyperException(f"--cost {path}: {error}") from error
+        except ValueError as error:
+            raise typer.TyperException(f"--cost: {error}") from error
+        kept, on = saved.cost, saved.conditions
+        measured_on = "" if on is None else f"; {on.model} in {on.dtype} on {on.gpu or on.cpu}"
         curve = kept.at(self.context)
         if isinstance(kept, CostSurface) and not kept.prefix_lens[0] <= self.context <= kept.prefix_lens[-1]:
             first, last = kept.prefix_lens[0], kept.prefix_lens[-1]
@@ -154,19 +154,6 @@ def _paper_ms(
     roofline: Roofline, num_params: float, bytes_per_request: float, batch: int, rows: int
 ) -> float:
     return roofline.step_ms(rows, num_params, batch * bytes_per_request)
-
-
-def _read_cost(path: Path, text: str) -> tuple[Cost, str]:
-    """The cost in a file of either kind, and what it was measured on."""
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"expected JSON: {error}") from None
-    if isinstance(content, dict) and "schema_version" in content:
-        saved = calibration.read(path)
-        on = saved.conditions
-        return saved.surface, f"; {on.model} in {on.dtype} on {on.gpu or on.cpu}"
-    return cost_from_json(text), ""
 
 
 def _in_words(number: float) -> str:

@@ -1,14 +1,45 @@
-"""The prompt of a command: an argument, a file or standard input."""
+"""The prompts of a command: an argument, a file or standard input."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
+
+
+def read_prompts(arguments: Sequence[str] | None, file: Path | None) -> list[str]:
+    """The texts of all prompts: every argument, every line of a file named ``*.jsonl``, or one of any other file.
+
+    A line is a JSON string, or an object whose ``prompt`` is one; blank lines are left out.
+
+    Raises:
+        typer.TyperException: None, from two places, an empty or an unreadable one.
+    """
+    if file is None or arguments or file.suffix.lower() != ".jsonl":
+        return [read_prompt(argument, file) for argument in arguments or [None]]
+    prompts = []
+    for number, line in enumerate(_read(file.read_bytes, str(file)).removeprefix("\ufeff").split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise typer.TyperException(f"{file}, line {number} must be JSON: {error}") from None
+        prompt = found.get("prompt") if isinstance(found, dict) else found
+        if not isinstance(prompt, str) or not prompt:
+            raise typer.TyperException(
+                f'{file}, line {number} must be a text, or an object with a text as "prompt": '
+                f"expected at least one character, got {prompt!r:.80}"
+            )
+        prompts.append(prompt)
+    if not prompts:
+        raise typer.TyperException(f"{file} has no prompt: expected one JSON text or object per line")
+    return prompts
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:

@@ -55,7 +55,8 @@ def replay(
     """
     # here, not above: other commands need not wait for numpy and pydantic
     from treedecode.cli.replay_text import print_replay
-    from treedecode.replay.costs import read_cost, step_cost
+    from treedecode.cost_file import read_cost
+    from treedecode.replay.costs import step_cost
     from treedecode.replay.data import select
     from treedecode.replay.run import replay as run_replay
     from treedecode.replay.source import read_recordings
@@ -64,7 +65,7 @@ def replay(
     with bad_input():
         budgets = _parse_budgets(budget)
         _check(width, draft_ms, gate)
-        given = None if cost is None else read_cost(cost)
+        given = None if cost is None else read_cost(cost).cost
         with stages("Reading recordings"):
             selection = select(read_recordings(traces))
         step = step_cost(selection.replayed, given, draft_ms, origin=str(cost))

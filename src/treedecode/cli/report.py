@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +51,20 @@ def closing_line(generation: td.Generation) -> str:
         f"E[L] {stats.mean_emitted_per_step:.2f}, {stats.num_drafted} drafted and {stats.num_accepted} accepted nodes, "
         f"{stats.num_forward_passes} forward passes{_sizes(stats)}"
     )
+
+
+def batch_line(generations: Sequence[td.Generation], seconds: float) -> str:
+    """What several generations took together: those that were begun."""
+    begun = [one for one in generations if one.token_ids or one.finish_reason != "interrupted"]
+    num_tokens = sum(len(one.token_ids) for one in begun)
+    num_steps = sum(one.stats.num_steps for one in begun)
+    after_prompt = sum(sum(one.stats.emitted_per_step) for one in begun)
+    reasons = Counter(one.finish_reason for one in begun)
+    ends = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+    line = f"{len(begun)} of {len(generations)} outputs ({ends}), {num_tokens} tokens in {seconds:.1f} s"
+    if seconds > 0:
+        line += f", {num_tokens / seconds:.1f} tokens/s together, prompts included"
+    return line + (f", E[L] {after_prompt / num_steps:.2f}" if num_steps else "")
 
 
 def _sizes(stats: GenerationStats) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from treedecode.engines.fused import FusedDecoder, unfused_reason
 from treedecode.engines.hf_forward import TransformersDecoder, refuse_unsupported
 from treedecode.engines.probe import check_against, check_trees, reference_logits
-from treedecode.engines.target import Target, UnsupportedModelError
+from treedecode.engines.target import Target, UnsupportedModelError, check_autocast
 
 Implementation = Literal["auto", "fused", "transformers"]
 
@@ -23,10 +23,11 @@ def build_target(model: Any, consume: bool, implementation: Implementation = "au
 
     Raises:
         UnsupportedModelError: The model cannot verify trees, or not with the implementation asked for.
-        ValueError: Unknown implementation.
+        ValueError: Unknown implementation; inside ``torch.autocast``.
     """
     if implementation not in ("auto", "fused", "transformers"):
         raise ValueError(f'implementation must be "auto", "fused" or "transformers", got {implementation!r}')
+    check_autocast(model.device)
     refuse_unsupported(model)
     model_type = model.config.model_type
     target: Target | None = None

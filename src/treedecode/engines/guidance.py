@@ -39,6 +39,10 @@ class Grammar:
             )
         if not isinstance(self.text, str):
             raise TypeError(f"a grammar's text must be a string, got {self.text!r}")
+        if self.kind == "choice" and not _is_choice(self.text):
+            raise ValueError(
+                f"a grammar of kind choice must be a JSON list of at least one text, got {self.text!r}"
+            )
 
     @classmethod
     def of(cls, given: object) -> Grammar:
@@ -61,6 +65,14 @@ class Grammar:
             return cls("json" if isinstance(json.loads(given), dict) else "regex", given)
         except ValueError:
             return cls("regex", given)
+
+
+def _is_choice(text: str) -> bool:
+    try:
+        choices = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(choices, list) and bool(choices) and all(isinstance(item, str) for item in choices)
 
 
 def compile_grammar(given: object, tokenizer: Any, vocab_size: int) -> CompiledGrammar:

@@ -14,9 +14,9 @@ from treedecode.engines.guidance import Grammar, compile_grammar
 from treedecode.engines.load import LoadedModel
 from treedecode.engines.logprobs import TokenLogprobs
 from treedecode.engines.loop import Decoder
-from treedecode.engines.params import SamplingParams
+from treedecode.engines.params import SamplingParams, check_count
 from treedecode.engines.processors import as_processors
-from treedecode.engines.request import Request, check_budget, check_count, check_prompt, check_stop_ids
+from treedecode.engines.request import Request, check_budget, check_prompt, check_stop_ids
 from treedecode.engines.state import Emission, StepObserver
 from treedecode.engines.stats import GenerationStats
 from treedecode.engines.text import TextStream
@@ -109,6 +109,12 @@ class Stream(Iterator[Chunk]):
         return Generation(list(self._token_ids), text, self._finish_reason or "interrupted", stats, logprobs)
 
 
+def check_model(model: object) -> None:
+    """Raises ``TypeError`` for what is no loaded model."""
+    if not isinstance(model, LoadedModel):
+        raise TypeError(f"model must be what treedecode.load returns, got {model!r:.100}")
+
+
 def stream(
     model: LoadedModel,
     prompt: str | Sequence[int],
@@ -173,12 +179,13 @@ def stream(
         TypeError, ValueError: Bad input, naming the rule, what was expected and what was got.
         OSError: The trace cannot be written; a file that exists is not replaced before all else is checked.
     """
-    if not isinstance(model, LoadedModel):
-        raise TypeError(f"model must be what treedecode.load returns, got {model!r:.100}")
+    check_model(model)
     if trace is not None and not isinstance(trace, TraceWriter):
         raise TypeError(f"trace must be a treedecode.TraceWriter, got {trace!r:.100}")
     if observer is not None and not callable(observer):
         raise TypeError(f"observer must be a function that is called after every step, got {observer!r:.100}")
+    if not isinstance(dense, bool):
+        raise TypeError(f"dense must be True or False, got {dense!r}")
     sampling = SamplingParams(
         temperature,
         top_k,

@@ -7,9 +7,11 @@ from contextlib import nullcontext
 from typing import Any
 
 from treedecode.engines.batched import DEFAULT_BATCH_SIZE, BatchDecoder
-from treedecode.engines.hf import Chunk, Generation, Stream, stream
+from treedecode.engines.guidance import compile_grammar
+from treedecode.engines.hf import Chunk, Generation, Stream, check_model, stream
 from treedecode.engines.load import LoadedModel
-from treedecode.engines.request import check_budget, check_count
+from treedecode.engines.params import check_count
+from treedecode.engines.request import check_budget
 from treedecode.engines.state import of_prompt
 from treedecode.engines.tokens import as_prompts
 from treedecode.trace import TraceWriter
@@ -80,6 +82,14 @@ class BatchStream(Iterator[tuple[int, Chunk]]):
         with of_prompt(index) if len(self._streams) > 1 else nullcontext():
             return next(self._streams[index], None)
 
+    def is_finished(self, index: int) -> bool:
+        """Whether the output of the prompt at this place has ended by itself."""
+        return self._streams[index].is_finished
+
+    def generation(self, index: int) -> Generation:
+        """All that was emitted so far for the prompt at this place."""
+        return self._streams[index].generation
+
     @property
     def generations(self) -> list[Generation]:
         """All that was emitted so far, one per prompt, in order."""
@@ -106,11 +116,13 @@ def stream_batch(
             ``min_p``, penalties, ``logit_bias``, ``min_tokens`` and ``seed`` may be lists with one value per prompt.
 
     Raises:
-        TypeError, ValueError: As ``treedecode.stream``; every prompt is checked before the first is run. A list of
-            another length than the prompts; ``batch_size`` above 1 with what follows one request at a time.
+        TypeError, ValueError: As ``treedecode.stream``; options and prompts are all checked before the first is run,
+            options also where there is no prompt. A list of another length than the prompts; ``batch_size`` above 1
+            with what follows one request at a time. An error of a prompt carries a note with its place.
     """
+    check_model(model)
     given = as_prompts(prompts)
-    if len(given) > 1 and isinstance(options.get("trace"), TraceWriter):
+    if len(given) != 1 and isinstance(options.get("trace"), TraceWriter):
         raise ValueError(f"a trace file holds one generation: expected one prompt, got {len(given)}")
     size = None if batch_size is None else check_count("batch_size", batch_size, 1)
     alone = [name for name in _ONE_AT_A_TIME if options.get(name)]
@@ -121,9 +133,14 @@ def stream_batch(
         raise ValueError(
             f"{alone[0]} follows one request at a time: expected batch_size=1 (or none), got {size}"
         )
+    _check_lengths(options, len(given))
+    if options.get("grammar") is not None:  # compiled once for all
+        options["grammar"] = compile_grammar(options["grammar"], model.tokenizer, model.target.vocab_size)
+    if len(given) != 1:
+        _check_shared(model, options)
     streams = []
     for index, prompt in enumerate(given):
-        own = _of_prompt(options, index, len(given))
+        own = {name: value[index] if _is_by_prompt(name, value) else value for name, value in options.items()}
         with of_prompt(index) if len(given) > 1 else nullcontext():
             streams.append(stream(model, prompt, **own))
     return BatchStream(model, streams, size or (1 if alone else DEFAULT_BATCH_SIZE))
@@ -152,15 +169,20 @@ def generate(
     return running.generations
 
 
-def _of_prompt(options: dict[str, Any], index: int, num_prompts: int) -> dict[str, Any]:
-    """The options of one prompt: of those that are lists its own value."""
-    own = dict(options)
+def _is_by_prompt(name: str, value: object) -> bool:
+    """Whether an option has a value of its own for every prompt."""
+    # not isinstance: budget 0 does not touch a drafter
+    return name in _BY_PROMPT and issubclass(type(value), list | tuple)
+
+
+def _check_lengths(options: dict[str, Any], num_prompts: int) -> None:
     for name, value in options.items():
-        # not isinstance: budget 0 does not touch a drafter
-        if name in _BY_PROMPT and issubclass(type(value), list | tuple):
-            if len(value) != num_prompts:
-                raise ValueError(
-                    f"{name} must be one value or one per prompt: expected {num_prompts}, got {len(value)}"
-                )
-            own[name] = value[index]
-    return own
+        if _is_by_prompt(name, value) and len(value) != num_prompts:
+            raise ValueError(
+                f"{name} must be one value or one per prompt: expected {num_prompts}, got {len(value)}"
+            )
+
+
+def _check_shared(model: LoadedModel, options: dict[str, Any]) -> None:
+    """Checks what all prompts share with a prompt that nothing is wrong with: such errors are about none of theirs."""
+    stream(model, [0], **{name: value for name, value in options.items() if not _is_by_prompt(name, value)})

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
-from treedecode.engines.tokens import in_order
+from treedecode.engines.tokens import in_order, plain
 
 # Penalties on counts beyond these are refused, as in the OpenAI API and in vLLM: one of 100 for 1.00 is a slip.
 _MAX_COUNT_PENALTY = 2.0
@@ -55,7 +55,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         _check_real("temperature", self.temperature, low=0.0)
         if self.top_k is not None:
-            _check_integer("top_k", self.top_k, low=1)
+            object.__setattr__(self, "top_k", check_count("top_k", self.top_k, 1))
         if self.top_p is not None:
             _check_real("top_p", self.top_p, low=0.0, high=1.0, above=True)
         if self.min_p is not None:
@@ -67,8 +67,8 @@ class SamplingParams:
                 _check_real(name, getattr(self, name), -_MAX_COUNT_PENALTY, _MAX_COUNT_PENALTY)
         object.__setattr__(self, "logit_bias", _bias_pairs(self.logit_bias))
         object.__setattr__(self, "bad_words_ids", _sequences(self.bad_words_ids))
-        _check_integer("min_tokens", self.min_tokens, low=0)
-        _check_integer("seed", self.seed, low=0)
+        for name in ("min_tokens", "seed"):
+            object.__setattr__(self, name, check_count(name, getattr(self, name)))
 
     @property
     def greedy(self) -> bool:
@@ -91,7 +91,7 @@ def _bias_pairs(bias: object) -> tuple[tuple[int, float], ...] | None:
         raise TypeError(f"logit_bias must map token ids to numbers, got {bias!r}")
     pairs: dict[int, float] = {}
     for token, value in dict(bias).items():  # type: ignore[call-overload]
-        _check_integer("logit_bias token ids", token, low=0)
+        number = check_count("logit_bias token ids", token)
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"logit_bias of token {token} must be a number, got {value!r}")
         if math.isnan(float(value)) or float(value) == math.inf:
@@ -100,7 +100,7 @@ def _bias_pairs(bias: object) -> tuple[tuple[int, float], ...] | None:
             raise ValueError(
                 f"logit_bias of token {token} must be at most {_MAX_BIAS:g} in size or -inf, got {value!r}"
             )
-        pairs[int(token)] = float(value)
+        pairs[number] = float(value)
     return tuple(sorted(pairs.items())) or None
 
 
@@ -112,9 +112,7 @@ def _sequences(words: object) -> tuple[tuple[int, ...], ...] | None:
         tokens = tuple(in_order("each of bad_words_ids", word, "a sequence of token ids"))
         if not tokens:
             raise ValueError("bad_words_ids must be sequences of at least one token id, got an empty one")
-        for token in tokens:
-            _check_integer("bad_words_ids", token, low=0)
-        sequences.append(tuple(int(token) for token in tokens))
+        sequences.append(tuple(check_count("bad_words_ids", token) for token in tokens))
     return tuple(dict.fromkeys(sequences)) or None
 
 
@@ -134,8 +132,14 @@ def _check_real(name: str, value: object, low: float, high: float = math.inf, ab
         raise ValueError(f"{name} must be {bounds}, got {value!r}")
 
 
-def _check_integer(name: str, value: object, low: int) -> None:
+def check_count(name: str, value: object, low: int = 0, high: int | None = None, hint: str = "") -> int:
+    """``value`` as an int within ``[low, high]``, else a ``TypeError`` or ``ValueError`` naming the rule."""
+    value = plain(value)
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if int(value) < low:
-        raise ValueError(f"{name} must be at least {low}, got {value}")
+        raise TypeError(f"{name} must be an integer, got {value!r}{hint}")
+    number = int(value)
+    if number < low:
+        raise ValueError(f"{name} must be at least {low}, got {number}{hint}")
+    if high is not None and number > high:
+        raise ValueError(f"{name} must be at most {high}, got {number}{hint}")
+    return number

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any
 
 from treedecode.budget import AUTO_MAX_DRAFTED
 from treedecode.engines.grammar import CompiledGrammar
-from treedecode.engines.params import SamplingParams
+from treedecode.engines.params import SamplingParams, check_count
 from treedecode.engines.tokens import in_order, plain
 
 # More drafted nodes than this never paid on any measured machine, and the cache is sized by the budget.
@@ -52,19 +51,6 @@ class Request:
     def max_drafted(self) -> int:
         """The widest tree any step may have."""
         return AUTO_MAX_DRAFTED if self.budget is None else self.budget
-
-
-def check_count(name: str, value: object, low: int = 0, high: int | None = None, hint: str = "") -> int:
-    """``value`` as an int within ``[low, high]``, else a ``TypeError`` or ``ValueError`` naming the rule."""
-    value = plain(value)
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{name} must be an integer, got {value!r}{hint}")
-    number = int(value)
-    if number < low:
-        raise ValueError(f"{name} must be at least {low}, got {number}{hint}")
-    if high is not None and number > high:
-        raise ValueError(f"{name} must be at most {high}, got {number}{hint}")
-    return number
 
 
 def check_budget(budget: object) -> int | None:

@@ -28,7 +28,7 @@ from treedecode.engines.request import Request
 from treedecode.engines.rows import RowQueue
 from treedecode.engines.stats import StatsBuilder
 from treedecode.engines.step import StepInput
-from treedecode.engines.target import Scorer, Target
+from treedecode.engines.target import Scorer, Target, check_autocast
 from treedecode.tree import DraftTree
 
 # Prompt rows per forward pass.
@@ -147,6 +147,7 @@ class RequestState:
         """
         began = time.perf_counter()
         request, target = self.request, self._target
+        check_autocast(target.device)
         prompt = self._token_ids
         self.cache = cache
         shown = min(request.prompt_rows if self.drafter is not None else 0, len(prompt))
@@ -211,7 +212,12 @@ class RequestState:
         return self.judging.prune(tree, self._token_ids, self._num_output)
 
     def step_input(self, tree: DraftTree) -> StepInput:
-        """The next step as the target sees it."""
+        """The next step as the target sees it.
+
+        Raises:
+            ValueError: Inside ``torch.autocast``.
+        """
+        check_autocast(self._target.device)
         return StepInput.of_tree(tree, self.cache.length, self._target.device, self._target.dtype)
 
     def judge(self, features: Tensor, tree: DraftTree, scorer: Scorer | None = None) -> Verified:

@@ -16,6 +16,16 @@ from treedecode.engines.step import StepInput
 from treedecode.gains import PlainReference
 
 
+def check_autocast(device: torch.device) -> None:
+    """Raises ``ValueError`` inside ``torch.autocast``: products would not be in the weights' own dtype."""
+    if torch.is_autocast_enabled(device.type):
+        dtype = str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
+        raise ValueError(
+            f"treedecode computes in the dtype of the weights: expected no torch.autocast for {device.type}, got one "
+            f'to {dtype}; leave its block, or load the model in that dtype (treedecode.load(..., dtype="{dtype}"))'
+        )
+
+
 class UnsupportedModelError(ValueError):
     """The model cannot be verified over trees; the message names the model type and the reason."""
 

@@ -1,17 +1,14 @@
-"""What a step costs: a given file, or what the recordings themselves say."""
+"""What a step costs: as given, or what the recordings themselves say."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from treedecode import calibration
 from treedecode.cost import CostCurve
 from treedecode.replay.recording import Recording
-from treedecode.surface import Cost, cost_from_json
+from treedecode.surface import Cost
 
 # Recorded steps make a curve only with so many different sizes, plain steps or nearly so among them.
 _MIN_SIZES = 4
@@ -31,24 +28,6 @@ class StepCost:
     forward: Cost
     draft_ms: float
     origin: str
-
-
-def read_cost(path: str | Path) -> Cost:
-    """Reads a saved calibration, or a cost as ``CostCurve.to_json`` or ``CostSurface.to_json`` write it.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: It holds none of these; names the file.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-        data = json.loads(text)
-        if isinstance(data, dict) and "schema_version" in data:
-            return calibration.read(Path(path)).surface
-        return cost_from_json(text)
-    except (ValueError, TypeError) as error:
-        reason = str(error).removeprefix(f"{path} ")
-        raise ValueError(f"{path} is no cost file: {reason}") from None
 
 
 def step_cost(

@@ -52,7 +52,7 @@ def live_error(
 
 
 def published_error(strategy: Strategy, budget: Budget) -> EstimateError | None:
-    """The error that ``benchmarks/replay_drafters.py`` measured; None where it did not."""
+    """The error that ``benchmarks/replay_estimates.py`` measured; None where it did not."""
     published = _published()
     found = published["errors"].get(strategy.name, {}).get(str(budget))
     if found is None:

@@ -8,8 +8,8 @@ from typing import Literal
 
 from treedecode.drafters import make_drafter
 from treedecode.drafters.base import Drafter
-from treedecode.engines.params import SamplingParams
-from treedecode.engines.request import check_budget, check_count
+from treedecode.engines.params import SamplingParams, check_count
+from treedecode.engines.request import check_budget
 
 # Logprobs of two ways to compute the same may be this far apart, in nats.
 LOGPROB_TOLERANCE = 1e-3

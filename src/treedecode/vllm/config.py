@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
+from treedecode.cost_file import read_cost
 from treedecode.drafters import DRAFTERS, SHARING_DRAFTERS, SharedStore, make_drafter
 from treedecode.drafters.base import Drafter
-from treedecode.surface import Cost, cost_from_json
+from treedecode.surface import Cost
 from treedecode.topology import count
 from treedecode.vllm.drafters.methods import check_method, own_drafter
+from treedecode.vllm.installed import is_cpu_build
 
-WORKER = "treedecode.vllm.worker.TreeCPUWorker"
+CPU_WORKER = "treedecode.vllm.worker.TreeCPUWorker"
+GPU_WORKER = "treedecode.vllm.gpu_worker.TreeGPUWorker"
+WORKERS = (CPU_WORKER, GPU_WORKER)
 PROPOSER = "treedecode.vllm.proposer.TreeProposer"
 SCHEDULER = "treedecode.vllm.scheduler.TreeScheduler"
 # vLLM's own limit on drafts per request and step.
@@ -34,7 +37,8 @@ class TreeOptions:
             a fresh ``Drafter`` for every request.
         max_depth: deepest drafted node.
         cost: what steps cost, by which trees are sized: ``"auto"`` measures it at start-up, ``"off"`` sizes none, so
-            that every tree has up to ``budget`` nodes, and a path reads a ``CostCurve`` or ``CostSurface`` in JSON.
+            that every tree has up to ``budget`` nodes, and a path reads a ``CostCurve`` or ``CostSurface`` in JSON, or
+            a saved calibration.
         width: candidates after every node that one of vLLM's own drafters drafts on; 1 is a chain.
         branches: nodes of one depth that one of vLLM's own drafters drafts on, in one pass; 1 is a spine with leaves.
         shared_contexts: most contexts of ended requests' outputs that the drafters merged, recycling and suffix draft
@@ -120,8 +124,8 @@ class TreeOptions:
         if self.cost in ("auto", "off"):
             return None
         try:
-            return cost_from_json(Path(self.cost).read_text(encoding="utf-8"))
-        except (OSError, TypeError, ValueError) as error:
+            return read_cost(self.cost).cost
+        except (OSError, ValueError) as error:
             raise ValueError(
                 f"cost must be auto, off or a file, and {self.cost!r} is none: {error}"
             ) from error
@@ -151,6 +155,8 @@ def engine_args(
     speculative_config: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Arguments that turn trees on in vLLM: ``LLM(model, **engine_args())``.
+
+    The worker is the one for the installed vLLM: of its CPU build, or of GPUs.
 
     Args:
         budget: most drafted nodes per request and step; 0 gives no argument at all: stock plain decoding.
@@ -183,7 +189,7 @@ def engine_args(
         own = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": nodes}
         chosen = {"speculative_config": own}
     return {
-        "worker_cls": WORKER,
+        "worker_cls": CPU_WORKER if is_cpu_build() else GPU_WORKER,
         "scheduler_cls": SCHEDULER,
         **chosen,
         "additional_config": {CONFIG_KEY: asdict(options)},

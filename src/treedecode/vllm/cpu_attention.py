@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
     CPUAttentionBackendImpl,
@@ -20,7 +19,8 @@ from vllm.v1.attention.backends.cpu_attn import (
 
 from treedecode.vllm.cpu_cache import BlockLayout, block_layout
 from treedecode.vllm.cpu_view import PaddedTrees, padded_trees
-from treedecode.vllm.step import StashedKV, StepTrees
+from treedecode.vllm.layer import TreeBuilder, TreeImpl, TreeMetadata
+from treedecode.vllm.step import StepTrees
 
 
 class TreeCPUBackend(CPUAttentionBackend):
@@ -36,7 +36,7 @@ class TreeCPUBackend(CPUAttentionBackend):
 
 
 @dataclass
-class TreeCPUMetadata(CPUAttentionMetadata):
+class TreeCPUMetadata(TreeMetadata, CPUAttentionMetadata):
     """Metadata of a step with trees.
 
     Attributes:
@@ -45,95 +45,50 @@ class TreeCPUMetadata(CPUAttentionMetadata):
         views: padded trees by window.
     """
 
-    step: StepTrees | None = None
+    step: StepTrees = field(kw_only=True)
     linear: CPUAttentionMetadata | None = None
     views: dict[int | None, list[PaddedTrees]] = field(default_factory=dict)
 
 
-class TreeCPUMetadataBuilder(CPUAttentionMetadataBuilder):
-    """Adds the step's trees, which the runner sets before it builds, to the metadata."""
+class TreeCPUMetadataBuilder(TreeBuilder, CPUAttentionMetadataBuilder):
+    """Builds ``TreeCPUMetadata`` for steps with trees."""
 
-    step: StepTrees | None = None
-
-    def build(
-        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
-    ) -> CPUAttentionMetadata:
-        whole = super().build(common_prefix_len, common_attn_metadata, fast_build)
-        if self.step is None:
-            return whole
-        common = self.step.linear_metadata(common_attn_metadata)
-        linear = None if common is None else super().build(common_prefix_len, common, fast_build)
-        return TreeCPUMetadata(**vars(whole), step=self.step, linear=linear)
+    def with_trees(self, whole: Any, step: StepTrees, linear: Any) -> TreeCPUMetadata:
+        return TreeCPUMetadata(**vars(whole), step=step, linear=linear)
 
 
-class TreeCPUImpl(CPUAttentionBackendImpl):
-    """Attention of one layer.
+class TreeCPUImpl(TreeImpl, CPUAttentionBackendImpl):
+    """Attention of one layer; refuses a quantised cache, too."""
 
-    Raises:
-        ValueError: the layer needs what tree attention does not have: ALiBi, sinks, a quantised cache, or another
-            layer's K/V.
-    """
+    def unsupported(self) -> dict[str, bool]:
+        quantised = "a quantised KV cache (set --kv-cache-dtype auto)"
+        return {**super().unsupported(), quantised: self.is_fp8_kv_cache}
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        unsupported = {
-            "ALiBi": self.alibi_slopes is not None,
-            "attention sinks": self.sinks is not None,
-            "a quantised KV cache (set --kv-cache-dtype auto)": self.is_fp8_kv_cache,
-            "layers that share another layer's KV cache": self.kv_sharing_target_layer_name is not None,
-        }
-        if found := [name for name, present in unsupported.items() if present]:
-            raise ValueError(
-                f"trees do not support {', '.join(found)}: run this model without treedecode's --worker-cls"
-            )
+    @property
+    def window(self) -> int | None:
+        return self.sliding_window if self.sliding_window > 0 else None
 
-    def forward(
+    def attend_trees(
         self,
         layer: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         kv_cache: Tensor,
-        attn_metadata: CPUAttentionMetadata | None,
+        metadata: Any,
         output: Tensor,
-        output_scale: Tensor | None = None,
-        output_block_scale: Tensor | None = None,
-    ) -> Tensor:
-        if not isinstance(attn_metadata, TreeCPUMetadata) or self.attn_type != AttentionType.DECODER:
-            return super().forward(
-                layer,
-                query,
-                key,
-                value,
-                kv_cache,
-                attn_metadata,
-                output,
-                output_scale,
-                output_block_scale,
-            )
-        step = attn_metadata.step
-        assert step is not None
-        if attn_metadata.linear is not None:
-            rows = step.linear_rows
-            part = torch.empty_like(output[: len(rows)])
-            super().forward(layer, query[rows], key[rows], value[rows], kv_cache, attn_metadata.linear, part)
-            output[rows] = part
-        key, value = key[step.rows], value[step.rows]
-        step.stash[layer.layer_name] = StashedKV(
-            self, layer, kv_cache, key, value, attn_metadata.slot_mapping
-        )
-        block_size = kv_cache.shape[2]
-        window = self.sliding_window if self.sliding_window > 0 else None
-        if window not in attn_metadata.views:
-            attn_metadata.views[window] = padded_trees(step, attn_metadata.block_table, block_size, window)
+    ) -> None:
+        step, window, block_size = metadata.step, self.window, kv_cache.shape[2]
+        if window not in metadata.views:
+            metadata.views[window] = padded_trees(step, metadata.block_table, block_size, window)
         layout = block_layout(layer.isa, kv_cache.dtype, block_size, self.head_size)
+        stashed = step.stash[layer.layer_name]
         query = query[step.rows]
-        for trees in attn_metadata.views[window]:
+        for trees in metadata.views[window]:
             attended = tree_attention(
-                query, key, value, kv_cache, layout, trees, self.scale, self.logits_soft_cap
+                query, stashed.key, stashed.value, kv_cache, layout, trees, self.scale, self.logits_soft_cap
             )
             output[step.rows[trees.places[trees.real]]] = attended[trees.real].to(output.dtype)
-        return output
 
 
 def tree_attention(

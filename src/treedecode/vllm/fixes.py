@@ -35,8 +35,11 @@ def windows_of_a_drafters_layers(groups: Iterable[Any]) -> None:
     long request between threads: drafts get worse. Remove when vLLM creates the builders of complete groups.
 
     Args:
-        groups: the drafter's attention groups; their builders are changed.
+        groups: the drafter's attention groups; their builders are changed, if they are for CPUs.
     """
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
+
     for group in groups:
         for builder in group.metadata_builders:
-            builder.window_size = builder._group_sliding_window()
+            if isinstance(builder, CPUAttentionMetadataBuilder):
+                builder.window_size = builder._group_sliding_window()

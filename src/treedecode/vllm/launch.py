@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
-from treedecode.vllm.config import WORKER
+from treedecode.vllm.config import WORKERS
 from treedecode.vllm.fixes import name_of_the_cpu_build
 
 METRICS_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -31,7 +31,8 @@ def shared_metrics() -> Iterator[None]:
 def main() -> None:
     """Run vLLM's command on this process's arguments."""
     name_of_the_cpu_build()
-    with shared_metrics() if WORKER in sys.argv else nullcontext():
+    trees_are_on = any(worker in sys.argv for worker in WORKERS)
+    with shared_metrics() if trees_are_on else nullcontext():
         from vllm.entrypoints.cli.main import main as vllm_main
 
         vllm_main()

@@ -122,7 +122,7 @@ class TreeRunnerMixin(_Base):
             for request, (first_row, tree) in enumerate(zip(self._first_rows, self._drafted, strict=True))
             if not tree.shape.is_chain
         ]
-        self._step = StepTrees.of(trees, num_rows) if trees else None
+        self._step = StepTrees.of(trees, num_rows, self.device) if trees else None
         self._moves = None  # of a step after which nothing was drafted
         if self._step is not None:
             # Slots were counted from the stock positions and stay in node order.
@@ -225,7 +225,7 @@ class TreeRunnerMixin(_Base):
                 self._step = None
             output = walked_output(output, self._drafted, walks)
         if top is not None:
-            self._observe(walks, top[1].numpy(), top[0].float().numpy())
+            self._observe(walks, top[1].cpu().numpy(), top[0].float().cpu().numpy())
         return output
 
     def _end_walks(self, sampled_ids: list[int]) -> list[Acceptance]:

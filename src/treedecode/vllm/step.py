@@ -63,18 +63,19 @@ class StepTrees:
     stash: dict[str, StashedKV] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, trees: Sequence[TreeRows], num_rows: int) -> StepTrees:
-        """The split of ``num_rows`` tokens into tree rows and others."""
+    def of(cls, trees: Sequence[TreeRows], num_rows: int, device: torch.device | str = "cpu") -> StepTrees:
+        """The split of ``num_rows`` tokens into tree rows and others, on the engine's device."""
         ranges = [np.arange(tree.first_row, tree.first_row + tree.tree.num_nodes) for tree in trees]
         rows = np.concatenate(ranges)
         others = np.ones(num_rows, dtype=bool)
         others[rows] = False
-        return cls(trees, torch.from_numpy(rows), torch.from_numpy(np.flatnonzero(others)))
+        split = torch.from_numpy(np.concatenate([rows, np.flatnonzero(others)])).to(device)
+        return cls(trees, split[: len(rows)], split[len(rows) :])
 
     def position_shift(self) -> Tensor:
         """What to add to the positions of ``rows``, which vLLM counted one by one: depth instead of node number."""
         shifts = [tree.tree.depths.astype(np.int64) - np.arange(tree.tree.num_nodes) for tree in self.trees]
-        return torch.from_numpy(np.concatenate(shifts))
+        return torch.from_numpy(np.concatenate(shifts)).to(self.rows.device)
 
     def accepted_moves(self, walks: Sequence[Acceptance]) -> tuple[Tensor, Tensor]:
         """Where accepted nodes stand and where they belong, behind their root in path order.
@@ -92,7 +93,8 @@ class StepTrees:
                     sources.append(offset + node)
                     targets.append(offset + place)
             offset += tree.tree.num_nodes
-        return torch.tensor(sources, dtype=torch.int64), torch.tensor(targets, dtype=torch.int64)
+        moves = torch.tensor([sources, targets], dtype=torch.int64).to(self.rows.device)
+        return moves[0], moves[1]
 
     def linear_metadata(self, common: CommonAttentionMetadata) -> CommonAttentionMetadata | None:
         """``common`` without the tree rows; None if nothing is left.
@@ -107,11 +109,13 @@ class StepTrees:
             num_nodes[tree.request] = tree.tree.num_nodes
         lengths = np.diff(starts) - num_nodes
         kept = np.flatnonzero(lengths > 0)
-        requests = torch.from_numpy(kept)
+        device = common.seq_lens.device
+        on_host = torch.from_numpy(kept)
+        requests = on_host.to(device)
         ends = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths[kept])]).astype(np.int32))
-        shortened = torch.from_numpy(num_nodes[kept]).to(common.seq_lens.dtype)
+        shortened = torch.from_numpy(num_nodes[kept]).to(device, common.seq_lens.dtype)
         return common.replace(
-            query_start_loc=ends,
+            query_start_loc=ends.to(device),
             query_start_loc_cpu=ends,
             seq_lens=common.seq_lens[requests] - shortened,
             num_reqs=len(kept),
@@ -120,7 +124,7 @@ class StepTrees:
             block_table_tensor=common.block_table_tensor[requests],
             slot_mapping=common.slot_mapping[self.linear_rows],
             positions=None if common.positions is None else common.positions[self.linear_rows],
-            is_prefilling=None if common.is_prefilling is None else common.is_prefilling[requests],
+            is_prefilling=None if common.is_prefilling is None else common.is_prefilling[on_host],
             seq_lens_cpu_upper_bound=None,
             _num_computed_tokens_cache=None,
             _token_to_req_indices_cache=None,
@@ -133,7 +137,7 @@ def metadata_with(step: StepTrees | None, builders: Iterable[Any]) -> Iterator[N
 
     Args:
         step: the trees.
-        builders: each with a ``step``, as ``TreeCPUMetadataBuilder`` has; None again afterwards.
+        builders: each with a ``step``, as ``TreeBuilder`` has; None again afterwards.
     """
     told = list(builders)
     for builder in told:

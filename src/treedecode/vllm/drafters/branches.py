@@ -80,8 +80,8 @@ class BranchTrees(ModelTrees):
         roots = self._roots(common, **kwargs)
         super(ModelTrees, self).propose(1, *args, **kwargs)
         num_requests, candidates = len(roots.ids), self._candidates(1)
-        tokens = torch.zeros(num_requests, shape.num_nodes, dtype=torch.int64)
-        reach = torch.zeros(num_requests, shape.num_nodes)
+        tokens = torch.zeros(num_requests, shape.num_nodes, dtype=torch.int64, device=roots.ids.device)
+        reach = torch.zeros(num_requests, shape.num_nodes, device=roots.ids.device)
         tokens[:, 0] = roots.ids
         inner = [node for node in range(shape.num_nodes) if shape.children(node)]
         hidden = self._first_hidden(roots, shape.num_nodes)
@@ -160,9 +160,10 @@ class BranchTrees(ModelTrees):
         prefix_lens = roots.positions.tolist()
         trees = [TreeRows(row, row * width, prefix, tree) for row, prefix in enumerate(prefix_lens)]
         starts = torch.arange(num_requests + 1, dtype=torch.int32) * width
-        slots = torch.full((num_rows,), PADDING_SLOT_ID)
+        device = roots.positions.device
+        slots = torch.full((num_rows,), PADDING_SLOT_ID, device=device)
         metadata = common.replace(
-            query_start_loc=starts,
+            query_start_loc=starts.to(device),
             query_start_loc_cpu=starts,
             seq_lens=(roots.positions + width).to(common.seq_lens.dtype),
             num_actual_tokens=num_rows,
@@ -175,13 +176,13 @@ class BranchTrees(ModelTrees):
             _num_computed_tokens_cache=None,
             _token_to_req_indices_cache=None,
         )
-        positions = roots.positions[:, None] + torch.from_numpy(tree.depths)
+        positions = roots.positions[:, None] + torch.from_numpy(tree.depths).to(device)
         inputs = {"input_ids": tokens[:, nodes].flatten().int(), "positions": positions.flatten()}
         if hidden is not None:
             inputs["hidden_states"] = hidden[:, nodes].flatten(0, 1)
         _, _, across = self._determine_batch_execution_and_padding(num_rows)
         with set_forward_context(
-            self._tree_metadata(StepTrees.of(trees, num_rows), metadata),
+            self._tree_metadata(StepTrees.of(trees, num_rows, device), metadata),
             self.vllm_config,
             num_tokens=num_rows,
             num_tokens_across_dp=across,
