@@ -77,7 +77,7 @@ def provenance() -> dict[str, Any]:
         platform.processor(),
     )
     return {
-        "command": "python " + " ".join([Path(sys.argv[0]).as_posix(), *sys.argv[1:]]),
+        "command": "python " + " ".join(map(_without_folder, sys.argv)),
         "versions": {
             "treedecode": treedecode.__version__,
             "torch": torch.__version__,
@@ -96,3 +96,8 @@ def write_result(name: str, result: dict[str, Any]) -> Path:
     path.write_text(json.dumps(provenance() | result, indent=1) + "\n")
     print(f"wrote {path}")
     return path
+
+
+def _without_folder(argument: str) -> str:
+    """A path outside the repository by its name alone: where it lies is nobody's business."""
+    return Path(argument).name if Path(argument).is_absolute() else argument

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from treedecode.accept import Acceptance
-from treedecode.batch_budget import BatchPlanner
+from treedecode.batch_budget import BatchPlanner, siblings_in_order
 from treedecode.cost import CostCurve
 from treedecode.gains import PlainReference
 from treedecode.guard import Mode
@@ -52,7 +52,7 @@ class Engine:
         self.planner, self.truth, self.draft_ms = planner, truth, draft_ms
         self.first, self.second, self.scored = first, second, scored
         self.random = random.Random(0)
-        self.trees = {}
+        self.trees, self.first_name = {}, 0
 
     def walk(self, tree):
         """The text goes along the spine's token, the leaf's, or another one."""
@@ -71,7 +71,7 @@ class Engine:
 
     def step(self, num_requests):
         """One step; milliseconds and emitted tokens of it."""
-        names = [str(number) for number in range(num_requests)]
+        names = [str(self.first_name + number) for number in range(num_requests)]
         trees = {name: self.trees.get(name, DraftTree.root_only(1)) for name in names}
         walked = {name: (tree, self.walk(tree)) for name, tree in trees.items()}
         ms = self.truth.ms(sum(tree.num_nodes for tree in trees.values()))
@@ -171,6 +171,20 @@ def test_trees_that_pay_again_come_back():
     assert engine.run(2, 600)[0] > 8
 
 
+@pytest.mark.parametrize("num_requests", [1, 2])
+def test_new_requests_have_trees_at_once_whatever_the_ones_before_had(num_requests):
+    planner = make(ROOF)
+    engine = Engine(planner, ROOF, first=0.0, second=0.0, draft_ms=1.0)
+    assert engine.run(num_requests, 400)[0] < 2 and planner.mode(num_requests) is Mode.NONE
+    engine.first, engine.second, engine.first_name = FIRST, SECOND, 1
+    engine.run(num_requests, 4)
+    # of two requests, one is still there that nothing was found for
+    assert planner.mode(num_requests) is (Mode.TREE if num_requests == 1 else Mode.NONE)
+    engine.first_name = 2
+    engine.run(num_requests, 4)
+    assert planner.mode(num_requests) is Mode.TREE
+
+
 def test_trees_without_scores_are_sized_by_what_is_learnt():
     # two drafted nodes are free; by the prior twice as many would pay
     cost = CostCurve([1, 3, 64], [10.0, 10.001, 71.0])
@@ -220,3 +234,89 @@ def test_what_plain_steps_take_is_kept_by_kind_of_batch():
         assert list(references) == [3] and references[3].known
     # known by now, so that no plain steps were run to measure them
     assert planner.mode(5) is Mode.TREE and not any(c.measures for c in planner._guard(5).changes)
+
+
+def edges(tree):
+    """Tokens of parent and child."""
+    parents = [tree.token_tuple[parent] for parent in tree.shape.parent_tuple[1:]]
+    return set(zip(parents, tree.token_tuple[1:], strict=True))
+
+
+def leaf_sibling(probabilities, root=1):
+    """A spine with leaves, position by position, scored by a model's ``probabilities`` of the candidates."""
+    parents, tokens, reach, spine = [-1], [root], [1.0], 0
+    for depth in range(4):
+        first = len(tokens)
+        for rank, probability in enumerate(probabilities):
+            parents.append(spine)
+            tokens.append(10 * depth + rank)
+            reach.append(reach[spine] * probability)
+        spine = first
+    return DraftTree.trusted(parents, tokens, [0.0, *map(_log, reach[1:])])
+
+
+def test_a_models_trees_are_cut_in_the_order_of_their_reach():
+    tree = leaf_sibling((0.8, 0.1, 0.05))
+    whole = BatchPlanner(FLAT, calibrates=True, max_per_request=9)
+    for _ in range(20):
+        whole.cut({"a": DraftTree.root_only(1)}, [0])
+        whole.record({"a": (DraftTree.root_only(1), Acceptance([0], [9], 0))}, 10.0, 0.0)
+    cut = whole.cut({"a": tree}, [0])["a"]
+    scores = cut.score_tuple
+    assert cut.num_drafted == 9 and list(scores) == sorted(scores, reverse=True)
+    assert max(cut.shape.depth_tuple) == 4 and set(cut.token_tuple) < set(tree.token_tuple)
+    assert edges(cut) < edges(tree)
+
+
+def test_a_model_that_is_too_sure_of_itself_is_corrected():
+    # one more row costs a fifth of a step
+    cost = CostCurve([1, 64], [10.0, 136.0])
+    tree = leaf_sibling((0.9, 0.05, 0.02))
+    planner = BatchPlanner(cost, calibrates=True)
+    for _ in range(10):  # plain steps that are measured first
+        planner.cut({"a": DraftTree.root_only(1)}, [0])
+        planner.record({"a": (DraftTree.root_only(1), Acceptance([0], [9], 0))}, 10.0, 0.0)
+    sizes = []
+    for _ in range(40):
+        cut = planner.cut({"a": tree}, [0])["a"]
+        planner.record({"a": (cut, Acceptance([0], [9], 0))}, None, 0.0)
+        sizes.append(cut.num_drafted)
+    assert sizes[0] == 4 and sizes[-1] == 0 and planner.mode(1) is Mode.TREE
+
+
+def test_no_sibling_counts_for_more_than_the_one_before():
+    shape = leaf_sibling((0.5, 0.3, 0.2)).shape
+    reach = [1.0, 0.2, 0.6, 0.1, 0.4, *[0.05] * 8]
+    lowered = siblings_in_order(shape, reach)
+    assert lowered[:5] == [1.0, 0.2, 0.2, 0.1, 0.2]
+
+
+def test_depth_is_none_while_plain_steps_are_run_and_one_at_least_for_a_look():
+    planner = BatchPlanner(STEEP, calibrates=True)
+    shape = leaf_sibling((0.5, 0.3, 0.2)).shape
+    assert not planner.drafts(2) and planner.depth(2, shape, 0) == 0
+    planner = BatchPlanner(FLAT, calibrates=True)
+    seen = set()
+    for _ in range(400):
+        if planner._guard(1).looks:
+            seen.add(planner.depth(1, shape, 0))
+        wanted = planner.drafts(1)
+        tree = planner.cut({"a": drafted(1) if wanted else DraftTree.root_only(1)}, [0], 1 if wanted else 0)[
+            "a"
+        ]
+        walk = Acceptance([0], [99], 0)
+        planner.record({"a": (tree, walk)}, 30.0 if tree.num_drafted else 10.0, 40.0 if wanted else 0.0)
+    assert seen and min(seen) >= 1 and planner.mode(1) is Mode.NONE
+
+
+def test_the_time_of_drafting_makes_drafts_shallower():
+    shape = leaf_sibling((0.5, 0.3, 0.2)).shape
+    planner = BatchPlanner(FLAT, calibrates=True)
+    for _ in range(20):
+        planner.cut({"a": DraftTree.root_only(1)}, [0])
+        planner.record({"a": (DraftTree.root_only(1), Acceptance([0], [9], 0))}, 10.0, 0.0)
+    assert planner.depth(1, shape, 0) == 4
+    tree = leaf_sibling((0.5, 0.3, 0.2))
+    planner.cut({"a": tree}, [0], 4)
+    planner.record({"a": (tree, Acceptance([0], [99], 0))}, 10.0, 12.0)
+    assert 0 < planner.depth(1, shape, 0) < 4

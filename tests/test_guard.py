@@ -336,3 +336,63 @@ def test_drafts_are_not_given_up_by_plain_steps_of_another_request() -> None:
             assert guard.changes[-1].measures
     assert guard.mode is Mode.TREE
     assert guard.plain_scale > 1.5
+
+
+def test_looks_that_are_never_told_do_not_end_drafting() -> None:
+    """The texts of a look may end, or go on in batches of another size."""
+    guard = Guard()
+    asked = []
+    for _ in range(600):
+        asked.append(guard.drafts)
+        verified = 4 if guard.mode is not Mode.NONE else 0
+        guard.record(1, 30.0 if verified else 10.0, 0.0, verified, 0.0, 14.0, 10.0)
+    assert guard.mode is Mode.NONE and any(asked[-250:]) and not all(asked[-250:])
+
+
+BAD = {Mode.TREE: 0.0, Mode.CHAIN: 0.0, Mode.NONE: 0.0}
+TEXT = 100
+
+
+def texts(kinds: str, seed: int) -> tuple[list[Run], Guard]:
+    """Texts one after the other under one guard, "g" where trees pay and "b" where nothing does."""
+    guard, runs = Guard(), []
+    for place, kind in enumerate(kinds):
+        mean = GOOD if kind == "g" else BAD
+        if place:
+            guard.renew()
+        run, guard = simulate(
+            World(lambda mode, step, mean=mean: mean[mode], seed=seed * 100 + place), TEXT, guard
+        )
+        runs.append(run)
+    return runs, guard
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("before", ["b", "bb", "gb"])
+def test_a_new_text_has_its_trees_at_once(before: str, seed: int) -> None:
+    runs, guard = texts(before + "g", seed)
+    assert runs[len(before) - 1].modes[-1] is Mode.NONE
+    assert runs[-1].modes.count(Mode.TREE) > 0.9 * TEXT and guard.mode is Mode.TREE
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_many_new_texts_without_gain_cost_little(seed: int) -> None:
+    runs, _ = texts("b" * 30, seed)
+    assert sum(run.loss() for run in runs) < 0.02 * 30 * TEXT
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_after_many_texts_without_gain_looks_find_the_one_that_has_it(seed: int) -> None:
+    runs, guard = texts("b" * 8 + "g" * 5, seed)
+    assert guard.mode is Mode.TREE and runs[-1].modes.count(Mode.TREE) > 0.9 * TEXT
+
+
+def test_a_working_text_keeps_what_it_earned_and_nothing_it_owes() -> None:
+    guard = Guard()
+    simulate(World(lambda mode, step: GOOD[mode]), 64, guard)
+    earned = guard._account
+    guard.renew()
+    assert guard._account == earned > 0.0 and guard.mode is Mode.TREE
+    guard._account = -3.0
+    guard.renew()
+    assert guard._account == 0.0

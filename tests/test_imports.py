@@ -43,6 +43,7 @@ LAYERS = [
         "guard",
         "budget",
         "batch_budget",
+        "batch_depth",
         "kv",
         "sweep",
     ],

@@ -9,9 +9,11 @@ from typing import TypeVar
 from treedecode.accept import Acceptance
 from treedecode.acceptance import EdgeEstimates
 from treedecode.allocate import Allocation, cut_by_reach, scored_reach
+from treedecode.batch_depth import DraftDepth
 from treedecode.budget import PendingLook, likeliest_chain
 from treedecode.gains import PlainReference
 from treedecode.guard import Guard, Mode, ModeChange
+from treedecode.shape import TreeShape
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
 
@@ -27,6 +29,7 @@ class _Plan:
     num_requests: int
     context: int
     promised: float
+    depth: int
 
 
 def batch_class(num_requests: int) -> int:
@@ -40,8 +43,8 @@ class BatchPlanner:
     The nodes of all requests compete for one budget (``allocate_batch``): few requests get wide trees, many get chains,
     and past break-even none gets any. Batches of 1, 2 to 3, 4 to 7, ... requests have a ``Guard`` each, as what pays
     for one size does not for another: where measured steps show that trees or chains do not pay, it stops them and
-    looks again from time to time. Its account is kept per request: tokens of a step over its requests, and times in
-    plain steps of the same batch.
+    looks again from time to time, and once none of the requests that it went by is left. Its account is kept per
+    request: tokens of a step over its requests, and times in plain steps of the same batch.
 
     Same calls, same plans: with tensor parallelism all ranks must be given the same times.
 
@@ -50,6 +53,9 @@ class BatchPlanner:
         max_rows: most rows of a step, roots included; None for as many as pay.
         reference: what plain steps of a class of batch sizes take, by ``batch_class``; measured anew if not given.
         told: called with the smallest batch size of a class and its guard's change of mode.
+        calibrates: scores are a model's own confidence, which what was accepted corrects, and trees are put in the
+            order of their reach before they are cut. Otherwise scores are taken at their word, and so is their order.
+        max_per_request: most drafted nodes of a request, counted in that order; None for no limit.
     """
 
     def __init__(
@@ -58,11 +64,16 @@ class BatchPlanner:
         max_rows: int | None = None,
         reference: Callable[[int], PlainReference] | None = None,
         told: Callable[[int, ModeChange], None] | None = None,
+        calibrates: bool = False,
+        max_per_request: int | None = None,
     ) -> None:
         self.cost = cost
+        self._calibrates, self._max_per_request = calibrates, max_per_request
         self._max_rows, self._reference, self._told = max_rows, reference, told
         self._guards: dict[int, Guard] = {}
+        self._judged: dict[int, set[Hashable]] = {}  # the requests that a guard goes by
         self._estimates = EdgeEstimates()
+        self._depths = DraftDepth()
         self._plan: _Plan | None = None
         self._looks: list[PendingLook] = []
 
@@ -70,22 +81,41 @@ class BatchPlanner:
         """Whether trees are wanted for the next step of so many requests; if not, ``cut`` is given bare roots."""
         return self._guard(num_requests).drafts
 
+    def depth(self, num_requests: int, shape: TreeShape, prefix_len: int) -> int:
+        """How deep to draft for the next step, where drafting itself takes its time; 0 for not at all.
+
+        Args:
+            num_requests: of the step, at least 1.
+            shape: of every request's tree if it is drafted as deep as it can be.
+            prefix_len: cached tokens of a request, in the mean.
+        """
+        guard = self._guard(num_requests)
+        if not guard.drafts:
+            return 0
+        kind, cost = batch_class(num_requests), self.cost.at(prefix_len)
+        depth = self._depths.choose(kind, num_requests, shape, cost, self._max_rows)
+        # a look must see something
+        return max(depth, 1) if guard.looks else depth
+
     def mode(self, num_requests: int) -> Mode:
         """What is verified at this batch size."""
         return self._guard(num_requests).mode
 
-    def cut(self, trees: Mapping[Name, DraftTree], prefix_lens: Sequence[int]) -> dict[Name, DraftTree]:
+    def cut(
+        self, trees: Mapping[Name, DraftTree], prefix_lens: Sequence[int], depth: int = 0
+    ) -> dict[Name, DraftTree]:
         """The trees to verify in the next step.
 
         Args:
             trees: of all requests of the step, by id, nodes in descending reach; the root alone for no draft.
             prefix_lens: cached tokens of each.
+            depth: how deep was drafted, where ``depth`` was asked.
         """
         if not trees:
             return {}
         guard, num_requests = self._guard(len(trees)), len(trees)
         context = sum(prefix_lens) // num_requests
-        drafted = {name: (tree, self._reach(tree)) for name, tree in trees.items()}
+        drafted = {name: self._by_reach(tree) for name, tree in trees.items()}
         cut, allocation = self._cut(drafted, context)
         if guard.looks and any(tree.num_drafted for tree in trees.values()):
             chains = {name: likeliest_chain(*pair) for name, pair in drafted.items()}
@@ -98,7 +128,7 @@ class BatchPlanner:
         promised = allocation.expected_tokens / num_requests - 1.0
         if guard.mode is Mode.NONE:
             cut, promised = {name: tree.prefix(0) for name, tree in trees.items()}, 0.0
-        self._plan = _Plan(guard, num_requests, context, promised)
+        self._plan = _Plan(guard, num_requests, context, promised, depth)
         return cut
 
     def record(
@@ -113,8 +143,12 @@ class BatchPlanner:
         """
         plan, self._plan = self._plan, None
         for tree, walk in steps.values():
-            if tree.score_tuple is None:
+            if self._learns(tree):
                 self._estimates.observe(tree, walk.path)
+            if self._calibrates:
+                self._depths.observe(tree, walk)
+        if plan is not None and plan.depth:
+            self._depths.timed(batch_class(plan.num_requests), plan.depth, draft_ms)
         # the batch that was planned for
         timed = plan if plan is not None and plan.num_requests == len(steps) else None
         if self._looks:
@@ -122,10 +156,13 @@ class BatchPlanner:
         if timed is None or forward_ms is None:
             return
         num_requests = len(steps)
+        kind, before = batch_class(num_requests), timed.guard.mode
+        if self._judged.setdefault(kind, set(steps)).isdisjoint(steps):
+            self._judged[kind] = set(steps)
+            timed.guard.renew()
         num_drafted = sum(tree.num_drafted for tree, _ in steps.values())
         num_emitted = sum(len(walk.token_ids) for _, walk in steps.values())
         table = self.cost.at(timed.context).table(num_requests + num_drafted)
-        before = timed.guard.mode
         timed.guard.record(
             num_emitted / num_requests,
             forward_ms + draft_ms,
@@ -136,7 +173,7 @@ class BatchPlanner:
             table[num_requests],
         )
         if self._told is not None and timed.guard.mode is not before:
-            self._told(1 << batch_class(num_requests) - 1, timed.guard.changes[-1])
+            self._told(1 << kind - 1, timed.guard.changes[-1])
 
     def _guard(self, num_requests: int) -> Guard:
         size = batch_class(num_requests)
@@ -144,8 +181,19 @@ class BatchPlanner:
             self._guards[size] = Guard(None if self._reference is None else self._reference(size))
         return self._guards[size]
 
-    def _reach(self, tree: DraftTree) -> list[float]:
-        return scored_reach(tree) if tree.score_tuple is not None else self._estimates.reach(tree)
+    def _learns(self, tree: DraftTree) -> bool:
+        return self._calibrates or tree.score_tuple is None
+
+    def _by_reach(self, tree: DraftTree) -> tuple[DraftTree, list[float]]:
+        """The tree as it is to be cut, and the reach of its nodes."""
+        reach = self._estimates.reach(tree) if self._learns(tree) else scored_reach(tree)
+        if self._calibrates:
+            reach = siblings_in_order(tree.shape, reach)
+            order = sorted(range(tree.num_nodes), key=lambda node: -reach[node])
+            tree, reach = tree.only(order), [reach[node] for node in order]
+        if self._max_per_request is not None:
+            tree, reach = tree.prefix(self._max_per_request), reach[: 1 + self._max_per_request]
+        return tree, reach
 
     def _cut(
         self, drafted: Mapping[Name, tuple[DraftTree, Sequence[float]]], context: int
@@ -163,3 +211,18 @@ class BatchPlanner:
         if timed is not None:
             for look in done:
                 timed.guard.looked(look.result)
+
+
+def siblings_in_order(shape: TreeShape, reach: Sequence[float]) -> list[float]:
+    """``reach`` lowered where needed, so that no node counts for more than its parent or the sibling before it.
+
+    Args:
+        shape: topology.
+        reach: by node, ``[N]``, root first.
+    """
+    lowered = list(reach)
+    for node in range(shape.num_nodes):
+        above = lowered[node]
+        for child in shape.children(node):
+            above = lowered[child] = min(lowered[child], above)
+    return lowered

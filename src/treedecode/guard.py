@@ -27,6 +27,10 @@ _FEWEST_DRIFTED = 6
 # Plain steps of the first check and of later ones. After so many steps what plain steps take is old if it matters now,
 # and old at any rate.
 _FIRST_CHECK, _CHECK, _STALE, _OLD = 5, 3, 16, 256
+# New texts in a row that get a trial without a look, though the ones before ended without drafts.
+_NUM_BLIND = 2
+# Plain steps after the last draft of a look in which its outcome must be known.
+_PATIENCE = 64
 # Steps of a model that has become so much slower or faster make a check due, and so much of a change in what plain
 # steps take makes the account void.
 _DRIFT, _CHANGE = 1.3, 1.05
@@ -99,6 +103,8 @@ class Guard:
     have become slower or faster, before this text's drafts are given up, and every 256 steps. So a wrong curve or a
     machine that slows down is not taken for the drafts' fault or merit.
 
+    In a server one text follows another. ``renew`` tells that none of those that were judged goes on.
+
     Args:
         reference: shared by the requests of one model; one of its own if not given.
     """
@@ -108,7 +114,7 @@ class Guard:
         self._num_steps = 0
         self._changes: tuple[ModeChange, ...] = ()
         self._rest_factor = 1
-        self._rest = self._looks_left = 0
+        self._rest = self._looks_left = self._waited = self._num_vain = 0
         self._looks: list[tuple[float, float]] = []  # gain of the tree and of the chain
         self._draft = 0.0
         self._ratios: deque[float] = deque(maxlen=9)  # measured over predicted, of drafted steps
@@ -189,7 +195,33 @@ class Guard:
                 if self._checks:
                     self._end_check()
                 else:
-                    self._looks, self._looks_left = [], NUM_LOOKS
+                    self._start_looks()
+        else:
+            # looks of texts that ended or changed batches may never be told
+            self._waited += 1
+            if self._waited > _PATIENCE:
+                self._start_rest()
+
+    def renew(self) -> None:
+        """New texts have taken the place of all that were judged, which say little of them.
+
+        Where drafts were given up they get a trial, in which ``TRIAL_ALLOWANCE`` may be lost; once that was so for
+        several texts in a row, a look decides.
+        """
+        if self._checks:
+            return
+        if self._mode is not Mode.NONE:
+            self._num_vain, self._chain = 0, None
+            self._judge_from(self._judged, max(0.0, self._account))
+            return
+        self._num_vain += 1
+        self._rest, self._rest_factor = 0, 1
+        if self._num_vain > _NUM_BLIND:
+            self._start_looks()
+            return
+        self._looks_left = 0
+        self._try(Mode.TREE, "new texts")
+        self._trusted = True
 
     def looked(self, look: Look) -> None:
         """Learns from a draft that was not verified."""
@@ -276,12 +308,15 @@ class Guard:
             self._change(Mode.CHAIN, "trees do not beat chains")
             return
         self._change(Mode.NONE, f"{self._judged}s do not pay")
-        self._looks = []
         if self._trusted:
-            self._looks_left = NUM_LOOKS  # at once: chains may pay where trees do not
+            self._start_looks()  # at once: chains may pay where trees do not
         else:
+            self._looks = []
             self._rest_factor = min(LONGEST_REST, 2 * self._rest_factor)
             self._start_rest()
+
+    def _start_looks(self) -> None:
+        self._looks, self._looks_left, self._waited = [], NUM_LOOKS, 0
 
     def _start_rest(self) -> None:
         self._rest = self._rest_factor * max(REST, round(NUM_LOOKS * self._draft / LOOK_SHARE))

@@ -20,6 +20,7 @@ ENGINE: dict[str, Any] = {
     # else windowed layers keep no block beyond the prompt, and none that trees wrote could be read again
     "prefix_cache_retention_interval": None,
 }
+COLOURS = "(red|green|blue), (red|green|blue) and (small|large)"
 # In this process, so that tests can break the code that runs.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -36,7 +37,7 @@ class Case:
     prompt: str | list[int]
     params: dict[str, Any] = field(default_factory=dict)
     num_prompt: int | None = None
-    regex: str | None = None
+    grammar: dict[str, Any] | None = None
 
     def token_ids(self, tokenizer: Any) -> list[int]:
         ids = tokenizer.encode(self.prompt) if isinstance(self.prompt, str) else self.prompt
@@ -46,7 +47,7 @@ class Case:
         from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
 
-        grammar = {"structured_outputs": StructuredOutputsParams(regex=self.regex)} if self.regex else {}
+        grammar = {"structured_outputs": StructuredOutputsParams(**self.grammar)} if self.grammar else {}
         return SamplingParams(**{"temperature": 0, "max_tokens": 24, **self.params, **grammar})
 
 
@@ -69,7 +70,37 @@ def _features() -> list[Case]:
         Case(listing, {"max_tokens": 1}),
         Case(listing, {"max_tokens": 2}),
         Case(listing, {"ignore_eos": True, "max_tokens": 7}),
-        Case("The colour is", {}, regex="(red|green|blue), (red|green|blue) and (small|large)"),
+        Case("The colour is", {}, grammar={"regex": COLOURS}),
+    ]
+
+
+def _grammars() -> list[Case]:
+    """Structured outputs beside requests without; all end within their tokens but the first."""
+    person = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "maximum": 99},
+        },
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    sums = 'root ::= term ("+" term)*\nterm ::= "x" | "y" | [1-9] [0-9]?'
+    story, listing = PROMPTS["story"], PROMPTS["list"]
+    return [
+        Case(listing, {"max_tokens": 30}, grammar={"regex": "([a-z]{2,6} ){12,20}"}),
+        Case("A person in JSON: ", {"max_tokens": 48, "logprobs": 2}, grammar={"json": person}),
+        Case(
+            "Is the sky blue? Answer:", {}, grammar={"choice": ["yes, it is", "yes, it was", "no, it is not"]}
+        ),
+        Case("A sum: 1+", {"max_tokens": 16}, grammar={"grammar": sums}),
+        Case(story, {"logprobs": 1}),
+        Case("The colour is", {"temperature": 0.9, "seed": 21}, grammar={"regex": COLOURS}),
+        Case(
+            "A person in JSON: ", {"temperature": 1.0, "seed": 22, "max_tokens": 48}, grammar={"json": person}
+        ),
+        Case(story, {"frequency_penalty": 1.2, "max_tokens": 20}, grammar={"regex": "[a-z ]{10,60}"}),
+        Case(story, {"temperature": 0.8, "seed": 23}),
     ]
 
 
@@ -103,7 +134,13 @@ def _many() -> list[Case]:
     return cases
 
 
-GROUPS = {"kinds": _kinds(), "features": _features(), "seeded": _seeded(), "many": _many()}
+GROUPS = {
+    "kinds": _kinds(),
+    "features": _features(),
+    "seeded": _seeded(),
+    "many": _many(),
+    "grammars": _grammars(),
+}
 
 # A request, then its prompt and output as the prompt of another: long enough that the output fills a block of 128.
 FIRST_TURN = Case(LONG, {"max_tokens": 90}, num_prompt=180)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from treedecode.drafters import make_drafter
+from treedecode.drafters import MergedDrafter, SharedStore, make_drafter
 from treedecode.drafters.base import DraftContext, Drafter
 from treedecode.tree import DraftTree
 from treedecode.vllm.config import MAX_BUDGET
@@ -15,6 +15,7 @@ VOCAB_SIZE = 262_144
 WIDTH, DEPTH = 3, 4
 
 _truth: dict[tuple[int, ...], list[int]] = {}
+STORE = SharedStore(50_000)
 _mode = "merged"
 _most = MAX_BUDGET
 
@@ -49,6 +50,7 @@ def make() -> Drafter:
         "mixed": Mixed,
         "raising": Raising,
         "malformed": Malformed,
+        "sharing": lambda: MergedDrafter(shared=STORE),
     }.get(_mode, lambda: make_drafter(_mode))()
     return drafter if _most == MAX_BUDGET else Cut(drafter, _most)
 

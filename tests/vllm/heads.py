@@ -1,4 +1,4 @@
-"""``python -m tests.vllm.heads FOLDER FILE``: tiny targets plain, with stock speculation, with trees and with branches.
+"""``python -m tests.vllm.heads FOLDER FILE``: tiny targets plain, with stock speculation, and with trees of all kinds.
 
 Each drafter is watched from the scheduler's side: which tokens were scheduled as its drafts after how many others.
 """
@@ -18,12 +18,15 @@ from tests.vllm.cases import ENVIRONMENT
 from tests.vllm.checkpoints import VOCAB, save_eagle, save_eagle3, save_llama, save_medusa, save_mimo
 from tests.vllm.conftest import runner_of
 from tests.vllm.running import Answer, to_plain
+from treedecode.cost import CostCurve
 from treedecode.shape import TreeShape
 
 DEPTH, WIDTH = 3, 4
 METHODS = ("eagle", "eagle3", "mtp", "medusa", "draft_model")
 BRANCHES, BRANCH_NODES = 3, 16
 NUM_ALIKE = 2
+# with sizes by cost, or with steps in which nothing is drafted
+SIZED = ("eagle", "medusa", "draft_model")
 ENGINE: dict[str, Any] = {
     "skip_tokenizer_init": True,
     "dtype": "float32",
@@ -120,6 +123,23 @@ class Watch:
         return walks
 
 
+class Pauses:
+    """A planner that drafts in every third step alone, and then all."""
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+
+    def depth(self, num_requests: int, shape: TreeShape, prefix_len: int) -> int:
+        self._num_steps += 1
+        return 0 if self._num_steps % 3 else shape.max_depth
+
+    def cut(self, trees: Any, prefix_lens: Any, depth: int) -> Any:
+        return {name: tree.prefix(DEPTH * WIDTH) for name, tree in trees.items()}
+
+    def record(self, *step: Any) -> None:
+        pass
+
+
 def guess_second_first(drafter: Any) -> None:
     """Let a drafter of stock vLLM go on from its second guess for the next token."""
     propose, sample, first = drafter.propose, drafter._greedy_sample, [False]
@@ -152,12 +172,20 @@ def answer(llm: Any, watch: Watch, groups: Sequence[Sequence[tuple[list[int], di
     return answers
 
 
-def run(model: str, second: bool = False, **arguments: Any) -> dict[str, Any]:
+def steep_file(folder: Path) -> str:
+    """A cost curve by which no draft pays."""
+    file = folder / "steep.json"
+    file.write_text(CostCurve([1, 1024], [50.0, 51200.0]).to_json())
+    return str(file)
+
+
+def run(model: str, second: bool = False, pauses: bool = False, **arguments: Any) -> dict[str, Any]:
     """What was answered and drafted, and the counts of an engine with trees.
 
     Args:
         model: the target.
         second: whether to find out, too, what stock vLLM's drafter says after its second guesses.
+        pauses: whether nothing is drafted in most steps.
         arguments: of the engine.
     """
     from vllm import LLM
@@ -166,6 +194,8 @@ def run(model: str, second: bool = False, **arguments: Any) -> dict[str, Any]:
     llm = LLM(model, **ENGINE, **arguments)
     runner = runner_of(llm)
     watch = Watch(runner)
+    if pauses:
+        runner.drafter.planner = Pauses()
     answers = answer(llm, watch, requests())
     [counts] = llm.collective_rpc("tree_counts") if "worker_cls" in arguments else [None]
     said = {"answers": answers, "spines": watch.spines, "seconds": watch.seconds, "counts": counts}
@@ -197,12 +227,24 @@ def main(folder: str, file: str) -> None:
         result[method] = {
             "plain": plain[target],
             "chain": run(target, method != "medusa", speculative_config=chain, async_scheduling=False),
-            "trees": run(target, **engine_args(width=WIDTH, speculative_config=nodes)),
+            "trees": run(target, **engine_args(width=WIDTH, cost="off", speculative_config=nodes)),
         }
+        if method in SIZED:
+            sizes = {
+                cost: engine_args(width=WIDTH, cost=cost, speculative_config=nodes)
+                for cost in ("off", "auto", steep_file(Path(folder)))
+            }
+            pausing, auto, steep = sizes.values()
+            result[method] |= {
+                "pausing": run(target, pauses=True, **pausing),
+                "auto": run(target, **auto),
+                "steep": run(target, **steep),
+            }
         if method != "medusa":
             more = {**drafter, "num_speculative_tokens": BRANCH_NODES}
-            branches = engine_args(width=WIDTH, branches=BRANCHES, speculative_config=more)
-            result[method]["branches"] = run(target, **branches)
+            for name, cost in (("branches", "off"), ("sized branches", "auto"))[: 1 + (method in SIZED)]:
+                branches = engine_args(width=WIDTH, branches=BRANCHES, cost=cost, speculative_config=more)
+                result[method][name] = run(target, **branches)
     Path(file).write_text(json.dumps(result))
 
 

@@ -44,7 +44,8 @@ def main(model: str, draft: str, file: str, names: list[str]) -> None:
 
     given = {"method": "draft_model", "model": draft, "num_speculative_tokens": DEPTH * WIDTH}
     # the model's two kinds of layers share one kind of cache, as vLLM's draft models need it
-    arguments = engine_args(width=WIDTH, speculative_config=given) | {"disable_hybrid_kv_cache_manager": True}
+    trees = engine_args(width=WIDTH, cost="off", speculative_config=given)
+    arguments = trees | {"disable_hybrid_kv_cache_manager": True}
     # two models are large already: logits of no more rows than the cases have
     llm = LLM(model, **ENGINE | {"max_num_seqs": 10}, **arguments)
     # all at once: the number of steps is that of the longest answer

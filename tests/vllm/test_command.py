@@ -9,6 +9,7 @@ import pytest
 
 from treedecode.cli.app import main
 from treedecode.vllm.command import serve_command
+from treedecode.vllm.config import SCHEDULER
 
 
 def value_after(argv, flag):
@@ -28,9 +29,30 @@ def test_flags_are_passed_on_and_trees_added():
     ]
     assert value_after(command.argv, "--speculative-config")["num_speculative_tokens"] == 9
     assert value_after(command.argv, "--additional-config") == {
-        "treedecode": {"drafter": "suffix", "max_depth": 4, "cost": "off", "width": 3, "branches": 1}
+        "treedecode": {
+            "drafter": "suffix",
+            "max_depth": 4,
+            "cost": "off",
+            "width": 3,
+            "branches": 1,
+            "shared_contexts": 0,
+        }
     }
+    assert command.argv[command.argv.index("--scheduler-cls") + 1] == SCHEDULER
     assert command.environment == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+
+
+@pytest.mark.parametrize("flags", [["--scheduler-cls", "a.b"], ["--scheduler_cls=a.b"]])
+def test_a_scheduler_of_the_users_own_is_left_alone(flags):
+    command = serve_command("some/model", flags, 9)
+    assert (
+        command.argv[5 : 5 + len(flags)] == flags and "--scheduler-cls" not in command.argv[5 + len(flags) :]
+    )
+
+
+def test_a_shared_store_is_asked_for():
+    command = serve_command("some/model", [], 9, shared_contexts=5000)
+    assert value_after(command.argv, "--additional-config")["treedecode"]["shared_contexts"] == 5000
 
 
 def test_budget_zero_adds_nothing():

@@ -127,14 +127,23 @@ def test_a_drafter_of_vllm_passes():
     compat.check_config(spine_config(), "cpu")
 
 
-def test_a_saved_cost_is_refused_where_no_tree_is_sized(tmp_path):
+def test_a_saved_cost_is_taken_for_all_drafters(tmp_path):
     file = tmp_path / "cost.json"
     file.write_text(CostCurve([1, 8], [1.0, 2.0]).to_json())
     options = {"treedecode": {"cost": str(file)}}
     compat.check_config(config(additional_config=options), "cpu")
     spines = spine_config()
     spines.additional_config = options
-    with pytest.raises(ValueError, match="not sized by cost yet: leave out --cost"):
+    compat.check_config(spines, "cpu")
+    file.write_text("{}")
+    with pytest.raises(ValueError, match="cost must be auto, off or a file"):
+        compat.check_config(spines, "cpu")
+
+
+def test_nothing_is_shared_by_vllms_drafters():
+    spines = spine_config()
+    spines.additional_config = {"treedecode": {"shared_contexts": 10}}
+    with pytest.raises(ValueError, match="leave out --shared-contexts, got 10"):
         compat.check_config(spines, "cpu")
 
 

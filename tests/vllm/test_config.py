@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from treedecode.cost import CostCurve
-from treedecode.drafters import MergedDrafter
+from treedecode.drafters import DraftContext, MergedDrafter, SharedStore
 from treedecode.vllm import TreeOptions, engine_args
+from treedecode.vllm.config import walks_grammars
 
 
 def test_budget_zero_is_stock_vllm():
@@ -32,11 +33,33 @@ def test_arguments_of_an_engine():
         ({"cost": 3}, TypeError, "cost must be auto, off or a path, got 3"),
         ({"width": 0}, ValueError, "width must be at least 1, got 0"),
         ({"branches": 0}, ValueError, "branches must be at least 1, got 0"),
+        ({"shared_contexts": -1}, ValueError, "shared_contexts must be at least 0, got -1"),
+        (
+            {"shared_contexts": 9, "drafter": "prompt-lookup"},
+            ValueError,
+            "shared_contexts needs one of the drafters merged, recycling, suffix, got 'prompt-lookup': leave out",
+        ),
     ],
 )
 def test_bad_values_are_named(arguments, error, message):
     with pytest.raises(error, match=message):
         engine_args(**arguments)
+
+
+def test_who_follows_trees_under_a_grammar():
+    assert walks_grammars(engine_args()["scheduler_cls"]) and not walks_grammars(None)
+    assert not walks_grammars("some.Scheduler") and not walks_grammars(TreeOptions)
+
+
+def test_a_shared_store_is_drafted_from_by_all_drafters_of_an_engine():
+    store = SharedStore(100)
+    store.leave(None, [0, 1, 2], 1)
+    make = TreeOptions("suffix", shared_contexts=100).drafter_factory(store)
+    first, second = make(), make()
+    assert first is not second and first.name == "suffix"
+    first.begin([1])
+    tree = first.propose(DraftContext([1], 1, 4, 4))
+    assert tree.token_tuple == (1, 2)
 
 
 def test_a_drafter_of_vllm_takes_the_place_of_ours():

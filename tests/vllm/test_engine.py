@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.vllm.cases import GROUPS, Case
-from tests.vllm.drafters import drafting
+from tests.vllm.drafters import STORE, drafting
 from tests.vllm.running import run_cases
 
 pytestmark = [pytest.mark.vllm, pytest.mark.real_model]
@@ -83,3 +83,17 @@ def test_many_concurrent_requests(llm, reference, truth, counts, drafter):
         answers = run_cases(llm, GROUPS["many"])
     assert_same(answers, reference["many"])
     assert counts.num_emitted == num_output(answers)
+
+
+def test_what_ended_requests_have_left_makes_steps_fewer_and_nothing_else(llm, reference, counts):
+    STORE.clear()
+    steps = []
+    for _ in range(2):
+        before = counts.num_request_steps
+        with drafting("sharing"):
+            assert_same(run_cases(llm, GROUPS["kinds"]), reference["kinds"])
+            # so that the engine hears of their end
+            run_cases(llm, GROUPS["features"][8:9])
+        steps.append(counts.num_request_steps - before)
+    assert len(STORE) > 0 and steps[1] < 0.7 * steps[0]
+    STORE.clear()

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.vllm.conftest import ROOT
-from tests.vllm.heads import DEPTH, METHODS, NUM_ALIKE, WIDTH
+from tests.vllm.heads import DEPTH, METHODS, NUM_ALIKE, SIZED, WIDTH
 from tests.vllm.running import from_plain
 from tests.vllm.test_engine import assert_same
 
@@ -48,9 +48,9 @@ def wrong(pairs):
 @pytest.mark.parametrize("method", METHODS)
 def test_the_output_is_that_of_stock_vllm_without_speculation(runs, method):
     answers = {name: from_plain(run["answers"]) for name, run in runs[method].items()}
-    assert_same(answers["trees"], answers["plain"])
-    if method in BRANCHING:
-        assert_same(answers["branches"], answers["plain"])
+    for name, given in answers.items():
+        if name != "chain":  # stock vLLM samples wrongly on a CPU with speculation
+            assert_same(given, answers["plain"])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -59,6 +59,23 @@ def test_spines_are_the_chains_that_stock_vllm_drafts(runs, method):
     pairs = compared(runs, method, "trees", "spines")
     assert len(pairs) > 25 and not wrong(pairs)
     assert sum(map(len, pairs.values())) > 0.8 * DEPTH * len(pairs)
+
+
+@pytest.mark.parametrize("method", SIZED)
+def test_steps_without_drafts_leave_no_hole_in_a_drafters_cache(runs, method):
+    pairs = compared(runs, method, "pausing", "spines")
+    assert len(pairs) > 5 and not wrong(pairs)
+    counts = runs[method]["pausing"]["counts"]
+    assert counts["num_bare"] > counts["num_request_steps"] / 2 and counts["num_accepted"] > 0
+
+
+@pytest.mark.parametrize("method", SIZED)
+def test_trees_are_sized_by_cost(runs, method):
+    assert runs[method]["steep"]["counts"]["num_verified"] == 0
+    counts = runs[method]["auto"]["counts"]
+    emitted = [len(answer.token_ids) for [answer] in from_plain(runs[method]["auto"]["answers"])]
+    assert counts["num_emitted"] == sum(emitted)
+    assert counts["num_verified"] < runs[method]["trees"]["counts"]["num_verified"]
 
 
 @pytest.mark.parametrize("method", BRANCHING)

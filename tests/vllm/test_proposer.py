@@ -30,13 +30,13 @@ class Script:
         return DraftTree.build(self.parents, [context.token_ids[-1], *self.tokens[1:]])[0]
 
 
-def make_proposer(drafter=f"{__name__}:Script", budget=8, max_depth=6):
+def make_proposer(drafter=f"{__name__}:Script", budget=8, max_depth=6, **options):
     from treedecode.vllm.proposer import TreeProposer
 
     return TreeProposer(
         SimpleNamespace(
             speculative_config=SimpleNamespace(num_speculative_tokens=budget),
-            additional_config={"treedecode": {"drafter": drafter, "max_depth": max_depth}},
+            additional_config={"treedecode": {"drafter": drafter, "max_depth": max_depth, **options}},
             model_config=SimpleNamespace(get_vocab_size=lambda: VOCAB),
         )
     )
@@ -172,3 +172,26 @@ def test_no_drafter_is_asked_while_plain_steps_are_measured():
     proposer.planner = BatchPlanner(CostCurve([1, 100], [10.0, 10.01]), max_rows=50)
     assert propose(proposer, [("a", 1, [5, 20], 9, False)]) == [[]]
     assert not proposer.drafts and not proposer._states
+
+
+def test_requests_draft_from_what_ended_ones_have_left():
+    proposer = make_proposer("suffix", shared_contexts=100)
+    first, again = ("first", 2, [8, 9, 20, 21, 22, 23], 9, False), [("again", 2, [8, 9, 20], 9, False)]
+    assert propose(proposer, [first]) == [[]]
+    # while it runs it shares nothing
+    assert propose(proposer, again) == [[]]
+    proposer.forget("again")
+    proposer.forget("first")
+    [drafts] = propose(proposer, [("later", 2, [7, 7, 20], 9, False)])
+    assert drafts[:3] == [21, 22, 23]
+    proposer.clear_shared()
+    proposer.forget("later")
+    assert propose(proposer, [("last", 1, [20], 9, False)]) == [[]]
+
+
+def test_nothing_is_shared_unless_asked_for():
+    proposer = make_proposer("suffix")
+    propose(proposer, [("first", 2, [8, 9, 20, 21, 22, 23], 9, False)])
+    proposer.forget("first")
+    proposer.clear_shared()
+    assert propose(proposer, [("later", 2, [7, 7, 20], 9, False)]) == [[]]

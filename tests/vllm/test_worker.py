@@ -16,9 +16,9 @@ MEASURED = CostCurve([1, 8], [1.0, 2.0])
 @pytest.mark.parametrize("module", ["worker.TreeCPUWorker", "gpu_worker.TreeGPUWorker"])
 @pytest.mark.parametrize(
     ("reads_target", "cost", "planned"),
-    [(False, "auto", [MEASURED]), (False, "off", []), (True, "auto", []), (True, "off", [])],
+    [(False, "auto", [MEASURED]), (False, "off", []), (True, "auto", [MEASURED]), (True, "off", [])],
 )
-def test_only_trees_that_a_planner_can_cut_are_sized(monkeypatch, reads_target, cost, planned, module):
+def test_trees_of_all_drafters_are_sized_unless_it_is_off(monkeypatch, reads_target, cost, planned, module):
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
     from treedecode.vllm import tree_worker

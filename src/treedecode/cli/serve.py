@@ -39,6 +39,13 @@ def serve(
         int,
         typer.Option(help="With --speculative-config: nodes of one depth that are drafted on, in one pass."),
     ] = 1,
+    shared_contexts: Annotated[
+        int,
+        typer.Option(
+            help="Most contexts of ended requests' outputs to draft from, half a kilobyte each; 0 for none. Requests "
+            "that say what others said before are then faster, which their senders can tell."
+        ),
+    ] = 0,
     show: Annotated[bool, typer.Option("--show", help="Print the command instead of running it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --show: as a JSON object.")] = False,
 ) -> None:
@@ -53,6 +60,7 @@ def serve(
             cost=cost,
             width=width,
             branches=branches,
+            shared_contexts=shared_contexts,
         )
         if not show:
             check_version()

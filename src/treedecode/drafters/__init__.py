@@ -7,13 +7,16 @@ from collections.abc import Callable
 from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows
 from treedecode.drafters.merged import MergedDrafter
 from treedecode.drafters.prompt_lookup import PromptLookupDrafter
+from treedecode.drafters.shared import SharedStore
 
 __all__ = [
     "DRAFTERS",
+    "SHARING_DRAFTERS",
     "DraftContext",
     "Drafter",
     "MergedDrafter",
     "PromptLookupDrafter",
+    "SharedStore",
     "VerifiedRows",
     "check_drafter",
     "make_drafter",
@@ -24,6 +27,13 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "recycling": lambda: MergedDrafter("recycling", suffix=False),
     "suffix": lambda: MergedDrafter("suffix", recycling=False),
     "prompt-lookup": PromptLookupDrafter,
+}
+
+# Those that can draft from what ended requests have left.
+SHARING_DRAFTERS: dict[str, Callable[[SharedStore], MergedDrafter]] = {
+    "merged": lambda store: MergedDrafter(shared=store),
+    "recycling": lambda store: MergedDrafter("recycling", suffix=False, shared=store),
+    "suffix": lambda store: MergedDrafter("suffix", recycling=False, shared=store),
 }
 
 

@@ -9,6 +9,7 @@ from treedecode.drafters import suffix
 from treedecode.drafters.base import DraftContext, VerifiedRows
 from treedecode.drafters.edge_model import Candidates, EdgeModel
 from treedecode.drafters.recycling import RecycleStore, absent_feature
+from treedecode.drafters.shared import SharedStore
 from treedecode.drafters.suffix import SuffixIndex
 from treedecode.tree import DraftTree
 
@@ -34,23 +35,41 @@ class MergedDrafter:
         name: shown in messages and traces.
         recycling: use what the target said in verified rows.
         suffix: use earlier matches in prompt and output.
+        shared: what ended requests have left, asked where this one knows nothing; ``leave`` adds to it.
     """
 
-    def __init__(self, name: str = "merged", recycling: bool = True, suffix: bool = True) -> None:
+    def __init__(
+        self,
+        name: str = "merged",
+        recycling: bool = True,
+        suffix: bool = True,
+        shared: SharedStore | None = None,
+    ) -> None:
         self.name = name
+        self._shared = shared
         self._use_rows = recycling
         self._use_matches = suffix
         self.begin([])
 
     def begin(self, prompt_ids: list[int]) -> None:
         """Forget the last request."""
-        self._rows = RecycleStore()
-        self._matches = SuffixIndex()
+        self._rows = RecycleStore(self._shared)
+        self._matches = SuffixIndex(self._shared)
         self._edges = EdgeModel()
         self._root_index = -1
         self._root_tail: tuple[int, ...] = ()
         self._root_match = 0
         self._found: dict[tuple[tuple[int, ...], int], Candidates] = {}
+
+    def leave(self, token_ids: list[int], prompt_len: int) -> None:
+        """The request has ended: leave what it taught to the shared store, if there is one.
+
+        Args:
+            token_ids: prompt and output.
+            prompt_len: number of prompt tokens.
+        """
+        if self._shared is not None:
+            self._shared.leave(self._rows if self._use_rows else None, token_ids, prompt_len)
 
     def propose(self, context: DraftContext) -> DraftTree:
         """The best tree of at most ``max_drafted`` nodes; scores are log reach."""

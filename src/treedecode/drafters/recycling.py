@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
 from treedecode.drafters.base import VerifiedRows
@@ -28,6 +30,14 @@ NUM_SECOND_FEATURES = 1 + 4 * NUM_BINS
 Row = tuple[list[int], list[int]]
 
 
+class RowSource(Protocol):
+    """Rows of other requests."""
+
+    def row(self, context: tuple[int, ...]) -> Row | None:
+        """The row of a context, not to be modified; None if there is none."""
+        ...
+
+
 class RecycleStore:
     """The target's latest best candidates by context.
 
@@ -36,10 +46,15 @@ class RecycleStore:
     candidate has its confidence. A second, weaker row backs it up: that of a shorter context or, where only the last
     token is known or nothing at all, that of the context without its last token: what the target said one token after
     the same words when another word stood here, be it a rejected sibling in the last step.
+
+    Args:
+        others: asked for a context that is not known here.
     """
 
-    def __init__(self) -> None:
-        self._rows: dict[tuple[int, ...], Row] = {}
+    def __init__(self, others: RowSource | None = None) -> None:
+        # rows are shared between contexts and never modified
+        self.rows: dict[tuple[int, ...], Row] = {}
+        self._others = others
         self._skipped: dict[tuple[int, ...], Row] = {}
 
     def update(self, rows: VerifiedRows, token_ids: list[int]) -> None:
@@ -51,7 +66,7 @@ class RecycleStore:
         tails = [tuple(token_ids[max(0, root + 1 - MAX_ORDER) : root + 1])]
         for node in range(1, len(parents)):
             tails.append((*tails[parents[node]], tokens[node])[-MAX_ORDER:])
-        store, skipped = self._rows, self._skipped
+        store, skipped = self.rows, self._skipped
         for tail, row in zip(tails, zip(ids, bins, strict=True), strict=True):
             store[tail] = store[tail[-2:]] = store[tail[-1:]] = row
             if len(tail) > 1:
@@ -66,7 +81,7 @@ class RecycleStore:
         """
         order, row = 0, None
         for length in range(min(MAX_ORDER, len(tail)), 0, -1):
-            row = self._rows.get(tail[-length:])
+            row = self._row(tail[-length:])
             if row is not None:
                 order = length
                 break
@@ -88,11 +103,15 @@ class RecycleStore:
                     second_features.append(first + bin_)
         return order, tokens, row_features, second_features
 
+    def _row(self, context: tuple[int, ...]) -> Row | None:
+        row = self.rows.get(context)
+        return self._others.row(context) if row is None and self._others is not None else row
+
     def _second(self, tail: tuple[int, ...], order: int, row: Row | None) -> tuple[int, Row | None]:
         """A row that differs from ``row``, which belongs to the last ``order`` tokens, and its kind."""
         for length in range(order - 1, 0, -1):
-            second = self._rows[tail[-length:]]
-            if second is not row:
+            second = self._row(tail[-length:])
+            if second is not None and second is not row:
                 return length, second
         if order > 1:
             return 0, None

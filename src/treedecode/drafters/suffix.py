@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 ORDERS = (8, 6, 4, 3, 2, 1)
 MAX_ORDER = ORDERS[0]
 # Longest match that is told apart from longer ones.
@@ -10,7 +12,7 @@ MAX_MATCH = 24
 MAX_INDEXED = 32768
 
 # Followers kept of each context, and looked at: of the longest match, and of each shorter one.
-_NUM_FOLLOWERS, _NUM_LATEST, _NUM_LOWER = 32, 6, 4
+NUM_FOLLOWERS, _NUM_LATEST, _NUM_LOWER = 32, 6, 4
 
 # by match length: its bin
 _LENGTH_BIN = [0, 0, 1, 2, 3, 3, 4, 4] + [5] * 4 + [6] * 4 + [7] * 8 + [8]
@@ -22,14 +24,26 @@ NUM_LENGTH_BINS = _LENGTH_BIN[-1] + 2
 Successors = dict[int, int]
 
 
+class FollowerSource(Protocol):
+    """Followers in the texts of other requests."""
+
+    def followers(self, context: tuple[int, ...]) -> Successors | None:
+        """Of a context, the latest last, not to be modified; None if there are none."""
+        ...
+
+
 class SuffixIndex:
     """Counts of the tokens that followed every context of 1, 2, 3, 4, 6 and 8 tokens, the latest follower last.
 
     Grows with the text; a token costs a few microseconds to add.
+
+    Args:
+        others: asked for a context that is not known here.
     """
 
-    def __init__(self) -> None:
-        self._successors: dict[tuple[int, ...], Successors] = {}
+    def __init__(self, others: FollowerSource | None = None) -> None:
+        self.successors: dict[tuple[int, ...], Successors] = {}
+        self._others = others
         self._latest: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
 
@@ -37,7 +51,7 @@ class SuffixIndex:
         """Index the tokens of ``token_ids`` beyond those of the last call; it must continue the same text."""
         if not self._num_indexed:
             self._num_indexed = max(0, len(token_ids) - MAX_INDEXED)
-        index = self._successors
+        index = self.successors
         start = self._num_indexed
         for position in range(max(1, start), len(token_ids)):
             token = token_ids[position]
@@ -53,7 +67,7 @@ class SuffixIndex:
                 else:
                     # put it last: the order of a dict is the order of arrival
                     followers[token] = followers.pop(token, 0) + 1
-                    if len(followers) > _NUM_FOLLOWERS:
+                    if len(followers) > NUM_FOLLOWERS:
                         del followers[next(iter(followers))]
             if size == MAX_ORDER:
                 self._latest[tail] = position
@@ -96,12 +110,14 @@ class SuffixIndex:
         Returns:
             The length of the longest match, 0 if there is none.
         """
-        get = self._successors.get
+        get, others = self.successors.get, self._others
         size, longest = len(tail), 0
         for order in ORDERS:
             if order > size:
                 continue
             followers = get(tail[-order:])
+            if followers is None and others is not None:
+                followers = others.followers(tail[-order:])
             if followers is None:
                 continue
             if not longest:

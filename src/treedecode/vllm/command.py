@@ -14,6 +14,7 @@ from treedecode.vllm.config import CONFIG_KEY, DEFAULT_WIDTH, engine_args
 ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 _LAUNCHER = "treedecode.vllm.launch"
 _OURS = ("--worker-cls", "--async-scheduling")
+_SCHEDULER = "--scheduler-cls"
 _ADDITIONAL = ("--additional-config",)
 _SPECULATIVE = ("--speculative-config", "-sc")
 
@@ -45,6 +46,7 @@ def serve_command(
     cost: str = "auto",
     width: int = DEFAULT_WIDTH,
     branches: int = 1,
+    shared_contexts: int = 0,
 ) -> ServeCommand:
     """Add what turns trees on to ``vllm serve model flags``; with budget 0 nothing is added.
 
@@ -58,6 +60,7 @@ def serve_command(
         cost: as ``engine_args``.
         width: as ``engine_args``.
         branches: as ``engine_args``.
+        shared_contexts: as ``engine_args``.
 
     Raises:
         TypeError, ValueError: a value that cannot be meant, or a flag that trees set themselves.
@@ -69,6 +72,7 @@ def serve_command(
         "cost": cost,
         "width": width,
         "branches": branches,
+        "shared_contexts": shared_contexts,
     }
     if not engine_args(budget, **options):
         return ServeCommand([*base, *flags], {})
@@ -77,7 +81,7 @@ def serve_command(
     if additional and CONFIG_KEY in additional:
         raise ValueError(
             f"--additional-config must leave {CONFIG_KEY!r} to --budget, --drafter, --max-depth, --cost, "
-            "--width and --branches"
+            "--width, --branches and --shared-contexts"
         )
     arguments = engine_args(budget, **options, speculative_config=speculative)
     names = [_name(flag) for flag in rest]
@@ -91,6 +95,8 @@ def serve_command(
             *rest,
             "--worker-cls",
             arguments["worker_cls"],
+            # a scheduler of the user's own takes drafts under a grammar for chains
+            *([] if _SCHEDULER in names else [_SCHEDULER, arguments["scheduler_cls"]]),
             "--speculative-config",
             json.dumps(arguments["speculative_config"]),
             *(["--no-async-scheduling"] if arguments.get("async_scheduling") is False else []),

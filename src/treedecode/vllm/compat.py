@@ -60,16 +60,16 @@ def check_config(config: VllmConfig, device_type: str) -> None:
     check_budget(speculative.num_speculative_tokens)
     options = TreeOptions.of(config.additional_config)
     options.drafter_factory()
-    cost = options.saved_cost()
+    options.saved_cost()
     if not custom:
+        if options.shared_contexts:
+            raise ValueError(
+                "drafters of vLLM's share nothing between requests: leave out --shared-contexts, got "
+                f"{options.shared_contexts}"
+            )
         check_method(speculative.method)
         check_spine_settings(speculative, not config.scheduler_config.disable_hybrid_kv_cache_manager)
         check_branches(speculative, options.branches, config.model_config.is_multimodal_model)
-        if cost is not None:
-            raise ValueError(
-                "trees of vLLM's own drafters are not sized by cost yet: leave out --cost, or use --drafter instead of "
-                f"--speculative-config; got the cost {options.cost!r}"
-            )
     refusals = _refusals(config, device_type)
     if device_type == "cuda":
         refusals += _gpu_refusals(config)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from treedecode.cost_file import read_cost
-from treedecode.drafters import DRAFTERS, make_drafter
+from treedecode.drafters import DRAFTERS, SHARING_DRAFTERS, SharedStore, make_drafter
 from treedecode.drafters.base import Drafter
 from treedecode.surface import Cost
 from treedecode.topology import count
@@ -19,6 +19,7 @@ CPU_WORKER = "treedecode.vllm.worker.TreeCPUWorker"
 GPU_WORKER = "treedecode.vllm.gpu_worker.TreeGPUWorker"
 WORKERS = (CPU_WORKER, GPU_WORKER)
 PROPOSER = "treedecode.vllm.proposer.TreeProposer"
+SCHEDULER = "treedecode.vllm.scheduler.TreeScheduler"
 # vLLM's own limit on drafts per request and step.
 MAX_BUDGET = 128
 DEFAULT_BUDGET = 12
@@ -37,9 +38,11 @@ class TreeOptions:
         max_depth: deepest drafted node.
         cost: what steps cost, by which trees are sized: ``"auto"`` measures it at start-up, ``"off"`` sizes none, so
             that every tree has up to ``budget`` nodes, and a path reads a ``CostCurve`` or ``CostSurface`` in JSON, or
-            a saved calibration. Trees of vLLM's own drafters are not sized yet: ``"auto"`` is ``"off"`` for them.
+            a saved calibration.
         width: candidates after every node that one of vLLM's own drafters drafts on; 1 is a chain.
         branches: nodes of one depth that one of vLLM's own drafters drafts on, in one pass; 1 is a spine with leaves.
+        shared_contexts: most contexts of ended requests' outputs that the drafters merged, recycling and suffix draft
+            from, half a kilobyte each; 0 keeps none.
 
     Raises:
         TypeError, ValueError: a value that cannot be meant.
@@ -50,6 +53,7 @@ class TreeOptions:
     cost: str = "auto"
     width: int = DEFAULT_WIDTH
     branches: int = 1
+    shared_contexts: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.drafter, str):
@@ -66,6 +70,11 @@ class TreeOptions:
             )
         count(self.width, "width", minimum=1)
         count(self.branches, "branches", minimum=1)
+        if count(self.shared_contexts, "shared_contexts") and self.drafter not in SHARING_DRAFTERS:
+            raise ValueError(
+                f"shared_contexts needs one of the drafters {', '.join(SHARING_DRAFTERS)}, got {self.drafter!r}: "
+                "leave out --shared-contexts"
+            )
 
     @classmethod
     def of(cls, additional_config: object) -> TreeOptions:
@@ -84,12 +93,18 @@ class TreeOptions:
             )
         return cls(**given)
 
-    def drafter_factory(self) -> Callable[[], Drafter]:
+    def drafter_factory(self, store: SharedStore | None = None) -> Callable[[], Drafter]:
         """What makes a fresh drafter.
+
+        Args:
+            store: what it is to draft from, too; for the drafters that can.
 
         Raises:
             ValueError: the module or the factory does not exist, or it makes no drafter.
         """
+        if store is not None:
+            sharing = SHARING_DRAFTERS[self.drafter]
+            return lambda: sharing(store)
         if self.drafter in DRAFTERS:
             return DRAFTERS[self.drafter]
         module, _, name = self.drafter.partition(":")
@@ -136,6 +151,7 @@ def engine_args(
     cost: str = "auto",
     width: int = DEFAULT_WIDTH,
     branches: int = 1,
+    shared_contexts: int = 0,
     speculative_config: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Arguments that turn trees on in vLLM: ``LLM(model, **engine_args())``.
@@ -149,6 +165,7 @@ def engine_args(
         cost: as ``TreeOptions``.
         width: as ``TreeOptions``.
         branches: as ``TreeOptions``.
+        shared_contexts: as ``TreeOptions``.
         speculative_config: vLLM's, with the method and model of a drafter of vLLM's to draft the trees' spines in place
             of ``drafter``. Its ``num_speculative_tokens``, if given, counts drafted nodes and takes the place of
             ``budget``. Methods ``ngram`` and ``suffix`` stand for treedecode's own drafters.
@@ -156,7 +173,7 @@ def engine_args(
     Raises:
         TypeError, ValueError: a value that cannot be meant.
     """
-    options = TreeOptions(drafter=drafter, max_depth=max_depth, cost=cost, width=width, branches=branches)
+    options = TreeOptions(drafter, max_depth, cost, width, branches, shared_contexts)
     if check_budget(budget) == 0:
         return {}
     given = {"num_speculative_tokens": budget, **(speculative_config or {})}
@@ -171,5 +188,16 @@ def engine_args(
         nodes = given["num_speculative_tokens"]
         own = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": nodes}
         chosen = {"speculative_config": own}
-    worker = CPU_WORKER if is_cpu_build() else GPU_WORKER
-    return {"worker_cls": worker, **chosen, "additional_config": {CONFIG_KEY: asdict(options)}}
+    return {
+        "worker_cls": CPU_WORKER if is_cpu_build() else GPU_WORKER,
+        "scheduler_cls": SCHEDULER,
+        **chosen,
+        "additional_config": {CONFIG_KEY: asdict(options)},
+    }
+
+
+def walks_grammars(scheduler_cls: object) -> bool:
+    """Whether vLLM's ``scheduler_cls`` is the one that follows trees with a grammar."""
+    if isinstance(scheduler_cls, type):
+        return f"{scheduler_cls.__module__}.{scheduler_cls.__qualname__}" == SCHEDULER
+    return scheduler_cls == SCHEDULER

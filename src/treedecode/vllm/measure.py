@@ -32,8 +32,8 @@ def measure_steps(runner: Any) -> CostCurve:
 
     Made-up requests are run through ``execute_model`` and ``sample_tokens`` as the scheduler would, in as few trees as
     the budget allows, over blocks that no request owns yet. Takes some five seconds; large row counts are left out on
-    a slow machine. The least of a few times counts, and the curve is the greatest convex one below them, as other load
-    on the machine only adds.
+    a slow machine. The least of a few times counts, as other load on the machine only adds. What a step takes because
+    it has a tree at all stays in the curve: it need not be convex.
 
     Args:
         runner: the model runner with its caches set up. Its counters are reset.
@@ -58,7 +58,7 @@ def measure_steps(runner: Any) -> CostCurve:
     finally:
         steps.end()
     least = agreed([min(of_rows) for of_rows in times.values()])
-    return CostCurve.fit_convex(list(times), least)
+    return CostCurve.fit(list(times), least)
 
 
 class _MadeUpSteps:
@@ -124,7 +124,7 @@ class _MadeUpSteps:
                     req_id=name,
                     prompt_token_ids=[tree.token_tuple[0]] * (_CONTEXT + 1),
                     mm_features=[],
-                    # one more token only: nothing is drafted
+                    # one more token only: nothing is drafted, though a drafter of vLLM's runs its first pass
                     sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
                     pooling_params=None,
                     block_ids=tuple(blocks),

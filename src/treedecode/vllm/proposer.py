@@ -10,6 +10,7 @@ import numpy as np
 from vllm.logger import init_logger
 
 from treedecode.batch_budget import BatchPlanner
+from treedecode.drafters import MergedDrafter, SharedStore
 from treedecode.drafters.base import DraftContext, Drafter, VerifiedRows, check_draft, check_is_tree
 from treedecode.tree import DraftTree
 from treedecode.vllm.config import TreeOptions
@@ -52,6 +53,7 @@ class RequestLimits:
             request has ended.
         chain: a grammar walks the drafts one after the other, so they must be a chain.
         last_token: the root of the tree; -1 if it has not reached the host yet.
+        num_tokens: tokens of prompt and output; a step's own may be missing.
     """
 
     request_id: str
@@ -59,6 +61,7 @@ class RequestLimits:
     max_depth: int
     chain: bool
     last_token: int = -1
+    num_tokens: int = 0
 
 
 class TreeProposer:
@@ -69,6 +72,7 @@ class TreeProposer:
     """
 
     reads_target = False
+    kept_ms = 0.0
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         speculative = vllm_config.speculative_config
@@ -76,7 +80,8 @@ class TreeProposer:
         options = TreeOptions.of(vllm_config.additional_config)
         self._budget = speculative.num_speculative_tokens
         self._max_depth = options.max_depth
-        self._make_drafter = options.drafter_factory()
+        self._shared = SharedStore(options.shared_contexts) if options.shared_contexts else None
+        self._make_drafter = options.drafter_factory(self._shared)
         self._vocab_size = vllm_config.model_config.get_vocab_size()
         self._states: dict[str, RequestState] = {}
         self._early_rows: dict[str, list[VerifiedRows]] = {}
@@ -101,9 +106,16 @@ class TreeProposer:
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
-        self._states.pop(request_id, None)
+        state = self._states.pop(request_id, None)
+        if state is not None and isinstance(state.drafter, MergedDrafter):
+            state.drafter.leave(state.token_ids, state.prompt_len)
         self._early_rows.pop(request_id, None)
         self.proposed.pop(request_id, None)
+
+    def clear_shared(self) -> None:
+        """Forget what ended requests have left."""
+        if self._shared is not None:
+            self._shared.clear()
 
     def prepare(self, limits: Sequence[RequestLimits]) -> None:
         """Say what the next ``propose`` must keep to, in batch order."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 from vllm.logger import init_logger
+from vllm.v1.outputs import DraftTokenIds
 
 from treedecode.accept import Acceptance
 from treedecode.batch_budget import BatchPlanner
@@ -17,16 +19,19 @@ from treedecode.engines.candidates import top_candidates
 from treedecode.guard import ModeChange
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
-from treedecode.vllm.config import TreeOptions
+from treedecode.vllm.config import TreeOptions, walks_grammars
 from treedecode.vllm.counts import TreeCounts
 from treedecode.vllm.drafters.grow import grow_trees
 from treedecode.vllm.drafters.source import TreeSource
 from treedecode.vllm.ends import RequestEnds
+from treedecode.vllm.grammar import KeptTree
 from treedecode.vllm.launch import METRICS_FOLDER
 from treedecode.vllm.measure import agreed
 from treedecode.vllm.metrics import TreeMetrics
+from treedecode.vllm.notes import SchedulerNotes
 from treedecode.vllm.proposer import RequestLimits
 from treedecode.vllm.sampling import RequestRows, expand_metadata
+from treedecode.vllm.scheduler import TreeDraftTokenIds
 from treedecode.vllm.step import StepTrees, TreeRows, metadata_with
 from treedecode.vllm.walk import walk_rows, walked_output
 
@@ -55,21 +60,24 @@ class TreeRunnerMixin(_Base):
         self._step: StepTrees | None = None
         self._moves: tuple[StepTrees, list[Acceptance]] | None = None
         grow_trees(self.drafter, TreeOptions.of(self.vllm_config.additional_config))
+        self._walks_grammars = walks_grammars(self.vllm_config.scheduler_config.scheduler_cls)
         self._ends = RequestEnds(self.model_config)
         self._walked: dict[str, tuple[DraftTree, Acceptance]] = {}
         self._num_rows = 0
-        self._began = self._draft_ms = 0.0
+        self._began = self._draft_ms = self._kept_ms = 0.0
         self._metrics: TreeMetrics | None = None
         self.reset_counts()
 
-    @property
-    def can_plan(self) -> bool:
-        """Whether trees can be sized by cost: those of vLLM's own drafters cannot yet."""
-        return not self._proposer.reads_target
-
     def plan_by(self, cost: Cost) -> None:
-        """Size trees by what steps cost from now on, where ``can_plan``."""
-        self._proposer.planner = BatchPlanner(cost, self.max_num_tokens, told=_log_mode)
+        """Size trees by what steps cost from now on."""
+        self._proposer.planner = BatchPlanner(
+            cost,
+            self.max_num_tokens,
+            told=_log_mode,
+            # the confidence of a model that was trained for something else
+            calibrates=self._proposer.reads_target,
+            max_per_request=self.num_spec_tokens,
+        )
 
     def start_metrics(self) -> None:
         """Pass the counters on to Prometheus and the log from now on, on one rank."""
@@ -91,9 +99,12 @@ class TreeRunnerMixin(_Base):
 
     def _update_states(self, scheduler_output: Any) -> Any:
         self._began = time.perf_counter()
-        for request_id in scheduler_output.finished_req_ids:
+        # a set, which every rank would go through in an order of its own
+        for request_id in sorted(scheduler_output.finished_req_ids):
             self._proposer.forget(request_id)
             self._ends.forget(request_id)
+        if SchedulerNotes.of(scheduler_output).forgets:
+            self._proposer.clear_shared()
         for started in scheduler_output.scheduled_new_reqs:
             self._ends.forget(started.req_id)
         return super()._update_states(scheduler_output)
@@ -103,7 +114,9 @@ class TreeRunnerMixin(_Base):
         self._num_rows = num_rows = int(num_scheduled_tokens.sum())
         # The scheduler pads some requests with drafts of -1, which must not reach the embedding.
         self.input_ids.gpu[:num_rows].clamp_(min=0)
-        self._read_drafts(scheduler_output.scheduled_spec_decode_tokens)
+        self._read_drafts(
+            scheduler_output.scheduled_spec_decode_tokens, SchedulerNotes.of(scheduler_output).kept
+        )
         trees = [
             TreeRows(request, first_row, self._prefix_len(request, first_row), tree)
             for request, (first_row, tree) in enumerate(zip(self._first_rows, self._drafted, strict=True))
@@ -122,15 +135,24 @@ class TreeRunnerMixin(_Base):
         if self.uses_mrope:
             self.mrope_positions.gpu[:, step.rows] += shift
 
-    def _read_drafts(self, scheduled: dict[str, list[int]]) -> None:
-        """Recognise each request's tree in the tokens that were scheduled, which may be a prefix of those proposed."""
+    def _read_drafts(self, scheduled: dict[str, list[int]], kept: Mapping[str, KeptTree]) -> None:
+        """Recognise each request's tree in the tokens that were scheduled.
+
+        They may be a prefix of those proposed, or, under a grammar, what the scheduler kept of them.
+        """
         self._drafted, self._first_rows = [], []
         for request, request_id in enumerate(self.input_batch.req_ids):
             token_ids = tuple(scheduled.get(request_id, ()))
             first_row = int(self.query_start_loc.np[request + 1]) - 1 - len(token_ids)
             root = int(self.input_ids.cpu[first_row])
             tree = self._proposer.proposed.get(request_id)
-            if tree is not None and tree.token_tuple[1 : len(token_ids) + 1] == token_ids:
+            if request_id in kept:
+                tree = kept_tree(root, kept[request_id], tree)
+            elif (
+                tree is not None
+                and tree.token_tuple[1 : len(token_ids) + 1] == token_ids
+                and not self._is_pruned(request_id)
+            ):
                 tree = tree.prefix(len(token_ids))
             else:
                 # drafts that the scheduler made up: as a chain they are at worst rejected
@@ -139,6 +161,26 @@ class TreeRunnerMixin(_Base):
                 self._proposer.proposed.pop(request_id, None)
             self._drafted.append(tree)
             self._first_rows.append(first_row)
+
+    def _is_pruned(self, request_id: str) -> bool:
+        """Whether the scheduler takes nodes out of the request's trees, by a grammar."""
+        return self._walks_grammars and self._params(request_id).structured_outputs is not None
+
+    def take_draft_token_ids(self) -> Any:
+        drafts = super().take_draft_token_ids()
+        if drafts is not None and isinstance(self._draft_token_ids, Tensor):
+            # zeros, by which vLLM replaces drafts near the model's limit: no row is spent on them
+            return DraftTokenIds(drafts.req_ids, [[] for _ in drafts.req_ids])
+        if drafts is None or not self._walks_grammars:
+            return drafts
+        parents = {
+            request_id: list(tree.shape.parent_tuple[1:])
+            for request_id, token_ids in zip(drafts.req_ids, drafts.draft_token_ids, strict=True)
+            if (tree := self._proposer.proposed.get(request_id)) is not None
+            and tree.token_tuple[1:] == tuple(token_ids)
+            and self._is_pruned(request_id)
+        }
+        return TreeDraftTokenIds(drafts.req_ids, drafts.draft_token_ids, parents)
 
     def _params(self, request_id: str) -> SamplingParams:
         params = self.requests[request_id].sampling_params
@@ -223,7 +265,8 @@ class TreeRunnerMixin(_Base):
         """Tell the planner what the step took, if all of it was decoding."""
         if (planner := self._proposer.planner) is None:
             return
-        forward_ms, draft_ms = agreed((1e3 * (time.perf_counter() - self._began), self._draft_ms))
+        step_ms = 1e3 * (time.perf_counter() - self._began) + self._kept_ms
+        forward_ms, draft_ms = agreed((step_ms, self._draft_ms))
         num_decoding = sum(tree.num_nodes for tree, _ in self._walked.values())
         planner.record(self._walked, forward_ms if num_decoding == self._num_rows else None, draft_ms)
 
@@ -273,7 +316,8 @@ class TreeRunnerMixin(_Base):
             common_attn_metadata,
             slot_mappings,
         )
-        self._draft_ms = 1e3 * (time.perf_counter() - began)
+        self._kept_ms = self._proposer.kept_ms
+        self._draft_ms = 1e3 * (time.perf_counter() - began) - self._kept_ms
         if self._metrics is not None:
             self._metrics.record(self.counts)
         return drafts
@@ -288,11 +332,10 @@ class TreeRunnerMixin(_Base):
             if params.max_tokens is not None:
                 room = min(room, prompt_len + params.max_tokens - num_tokens)
             last = sampled[request][-1] if isinstance(sampled, list) and sampled[request] else -1
-            if self._ends.has_ended(request_id):
+            if self._ends.has_ended(request_id) or self.discard_request_mask.np[request]:
                 room = 0
-            limits.append(
-                RequestLimits(request_id, prompt_len, room - 1, params.structured_outputs is not None, last)
-            )
+            chain = params.structured_outputs is not None and not self._walks_grammars
+            limits.append(RequestLimits(request_id, prompt_len, room - 1, chain, last, num_tokens))
         return limits
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
@@ -321,6 +364,21 @@ def commit_step(step: StepTrees, walks: list[Acceptance]) -> int:
         stash.impl.do_kv_cache_update(stash.layer, key, value, stash.kv_cache, stash.slot_mapping[slot])
         num_bytes += key.nbytes + value.nbytes
     return num_bytes
+
+
+def kept_tree(root: int, kept: KeptTree, proposed: DraftTree | None) -> DraftTree:
+    """What the scheduler kept of ``proposed``; a bare tree if the proposal is another one or gone."""
+    nodes = (0, *kept.nodes)
+    parents = () if proposed is None else proposed.shape.parent_tuple
+    if (
+        proposed is not None
+        and nodes[-1] < len(parents)
+        and all(parents[node] in nodes for node in kept.nodes)
+    ):
+        tree = proposed.only(nodes)
+        if tree.shape.parent_tuple[1:] == kept.parents and tree.token_tuple[1:] == kept.token_ids:
+            return tree
+    return DraftTree.trusted((-1, *kept.parents), (root, *kept.token_ids))
 
 
 def _log_mode(num_requests: int, change: ModeChange) -> None:

@@ -40,6 +40,14 @@ _COMMON = {
             "slot_mappings",
         ],
     },
+    "vllm.v1.core.sched.scheduler.Scheduler": {
+        "update_draft_token_ids": ["self", "draft_token_ids"],
+        "get_grammar_bitmask": ["self", "scheduler_output"],
+        "reset_prefix_cache": ["self", "reset_running_requests", "reset_connector"],
+    },
+    "vllm.v1.structured_output.StructuredOutputManager": {
+        "_get_constraint_bounds": ["self", "request", "spec_tokens", "spec_tokens_committed"],
+    },
     "vllm.v1.spec_decode.llm_base_proposer.SpecDecodeBaseProposer": {
         "_greedy_sample": ["self", "hidden_states"],
         "initialize_attn_backend": ["self", "kv_cache_config", "kernel_block_sizes"],

@@ -49,9 +49,7 @@ class TreeWorkerMixin(_Base):
         runner = self._tree_runner
         num_kinds = self_test(runner)
         options = TreeOptions.of(self.vllm_config.additional_config)
-        if not runner.can_plan:
-            logger.info("Trees of vLLM's own drafters are not sized by cost: all have the same budget.")
-        elif options.cost != "off":
+        if options.cost != "off":
             cost = options.saved_cost() or measure_steps(runner)
             runner.plan_by(cost)
             logger.info("Trees are sized by the cost of steps: %s", cost.to_json())

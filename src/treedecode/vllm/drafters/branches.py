@@ -71,7 +71,12 @@ class BranchTrees(ModelTrees):
 
     def propose(self, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> Any:
         """vLLM's call; returns every request's drafted tokens."""
-        shape, common = self.shape(num_speculative_tokens), kwargs["common_attn_metadata"]
+        max_depth = self.begin(num_speculative_tokens)
+        if not max_depth:
+            super(ModelTrees, self).propose(0, *args, **kwargs)
+            self.first_pass_ends()
+            return self.grow(kwargs["next_token_ids"].tolist(), num_speculative_tokens)
+        shape, common = _upper(self.shape(num_speculative_tokens), max_depth), kwargs["common_attn_metadata"]
         roots = self._roots(common, **kwargs)
         super(ModelTrees, self).propose(1, *args, **kwargs)
         num_requests, candidates = len(roots.ids), self._candidates(1)
@@ -191,6 +196,11 @@ class BranchTrees(ModelTrees):
         builders = [group.get_metadata_builder() for group in self.draft_attn_groups]
         with metadata_with(step, builders):
             return self.build_per_group_and_layer_attn_metadata(common)[1]
+
+
+def _upper(shape: TreeShape, max_depth: int) -> TreeShape:
+    """The nodes down to ``max_depth``."""
+    return DraftTree.trusted(shape.parent_tuple, range(shape.num_nodes)).within_depth(max_depth).shape
 
 
 def branch_tree(shape: TreeShape, token_ids: Sequence[int], reach: Sequence[float]) -> DraftTree:

@@ -33,7 +33,9 @@ class MedusaTrees(SpineTrees, _Base):
     ) -> Any:
         """vLLM's call; returns every request's drafted tokens."""
         # not the stock method, whose argmax would drop the runners-up that the same logits name
-        model: Any = self.model
-        for logits in model.compute_logits(model(target_hidden_states)):
-            self.keep(logits)
+        if self.begin(num_speculative_tokens):  # heads keep nothing between steps: none need run in vain
+            self._depth = self.shape(num_speculative_tokens).max_depth
+            model: Any = self.model
+            for logits in model.compute_logits(model(target_hidden_states)):
+                self.keep(logits)
         return self.grow([limits.last_token for limits in self._limits], num_speculative_tokens)

@@ -26,6 +26,7 @@ class ModelTrees(SpineTrees, _Base):
 
     def _greedy_sample(self, hidden_states: Tensor) -> Tensor:
         # not the stock method, whose argmax would drop the runners-up that the same logits name
+        self.first_pass_ends()
         model: Any = self.model
         logits = model.compute_logits(hidden_states)
         if self.vocab_mapping is None:
@@ -34,6 +35,13 @@ class ModelTrees(SpineTrees, _Base):
         return ids.copy_(self.vocab_mapping.map_draft_to_target_ids(ids))[:, 0]
 
     def propose(self, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's call, with a spine's length for the number of nodes; returns every request's drafted tokens."""
-        super().propose(self.spine_depth(num_speculative_tokens), *args, **kwargs)
+        """vLLM's call, with a spine's length for the number of nodes; returns every request's drafted tokens.
+
+        Where nothing is drafted the first pass runs all the same: it writes this step's keys and values of the drafter,
+        and for most drafters nobody could compute them later, as they are made of the target's hidden states.
+        """
+        depth = self.begin(num_speculative_tokens)
+        super().propose(depth, *args, **kwargs)
+        if not depth:
+            self.first_pass_ends()
         return self.grow(kwargs["next_token_ids"].tolist(), num_speculative_tokens)

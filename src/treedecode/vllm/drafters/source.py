@@ -22,6 +22,8 @@ class TreeSource(Protocol):
         counts: where it counts drafted nodes and failed drafts.
         planner: sizes the trees by what steps cost; None sizes none.
         drafts: whether the last proposal drafted, so that it wants what ``observe`` tells.
+        kept_ms: milliseconds of the last proposal that a plain step takes as well: a drafter with a cache of its own
+            fills it in every step.
         reads_target: it has a model that reads the target's rows, which must then stand in path order; and it wants
             none of what ``observe`` tells.
     """
@@ -30,6 +32,7 @@ class TreeSource(Protocol):
     counts: TreeCounts
     planner: BatchPlanner | None
     drafts: bool
+    kept_ms: float
     reads_target: bool
 
     def prepare(self, limits: Sequence[RequestLimits]) -> None:
@@ -42,4 +45,8 @@ class TreeSource(Protocol):
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
+        ...
+
+    def clear_shared(self) -> None:
+        """Forget what ended requests have left."""
         ...
