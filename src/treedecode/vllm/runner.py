@@ -19,7 +19,7 @@ from treedecode.engines.candidates import top_candidates
 from treedecode.guard import ModeChange
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
-from treedecode.vllm.config import TreeOptions, walks_grammars
+from treedecode.vllm.config import TreeOptions, is_tree_scheduler
 from treedecode.vllm.counts import TreeCounts
 from treedecode.vllm.drafters.grow import grow_trees
 from treedecode.vllm.drafters.source import TreeSource
@@ -60,7 +60,7 @@ class TreeRunnerMixin(_Base):
         self._step: StepTrees | None = None
         self._moves: tuple[StepTrees, list[Acceptance]] | None = None
         grow_trees(self.drafter, TreeOptions.of(self.vllm_config.additional_config))
-        self._walks_grammars = walks_grammars(self.vllm_config.scheduler_config.scheduler_cls)
+        self._walks_grammars = is_tree_scheduler(self.vllm_config.scheduler_config.scheduler_cls)
         self._ends = RequestEnds(self.model_config)
         self._walked: dict[str, tuple[DraftTree, Acceptance]] = {}
         self._num_rows = 0
