@@ -340,7 +340,10 @@ class TreeRunnerMixin(_Base):
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
         if self._proposer.reads_target:
-            return super()._input_fits_in_drafter(common_attn_metadata)
+            fits = super()._input_fits_in_drafter(common_attn_metadata)
+            if not fits and self._proposer.planner is not None:
+                self._proposer.planner.skip()
+            return fits
         # The stock rule stops drafting for the whole batch as soon as one request is within a budget of its end; these
         # drafters have no model with a limit of its own, and each request's room is in its limits.
         return common_attn_metadata is not None
