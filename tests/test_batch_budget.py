@@ -236,6 +236,20 @@ def test_what_plain_steps_take_is_kept_by_kind_of_batch():
     assert planner.mode(5) is Mode.TREE and not any(c.measures for c in planner._guard(5).changes)
 
 
+def test_a_step_that_is_not_recorded_leaves_nothing_to_judge_the_next_one_by():
+    planner = make(ROOF)
+    engine = Engine(planner, ROOF, first=0.0, second=0.0, draft_ms=1.0)
+    while not planner._looks:
+        engine.step(1)
+    assert planner._plan is not None
+    planner.skip()
+    before = planner._guard(1)._num_steps
+    planner.record({"0": (DraftTree.root_only(1), Acceptance([0], [9], 0))}, 10.0, 0.0)
+    assert planner._guard(1)._num_steps == before and not planner._looks
+    engine.run(1, 400)
+    assert planner.mode(1) is Mode.NONE
+
+
 def edges(tree):
     """Tokens of parent and child."""
     parents = [tree.token_tuple[parent] for parent in tree.shape.parent_tuple[1:]]

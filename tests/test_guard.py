@@ -381,6 +381,19 @@ def test_many_new_texts_without_gain_cost_little(seed: int) -> None:
     assert sum(run.loss() for run in runs) < 0.02 * 30 * TEXT
 
 
+@pytest.mark.parametrize("draft", [0.02, 0.1])
+@pytest.mark.parametrize("length", [4, 8, 12, 20, 32])
+def test_texts_too_short_to_be_judged_lose_little_together(length: int, draft: float) -> None:
+    """Classifiers emit a few tokens each: debts that every text is forgiven would never end drafting."""
+    guard, loss, num_texts = Guard(), 0.0, 2000 // length
+    for seed in range(num_texts):
+        if seed:
+            guard.renew()
+        run, guard = simulate(World(lambda mode, step: 0.0, seed=seed, draft=draft), length, guard)
+        loss += run.loss()
+    assert guard.mode is Mode.NONE and loss < 0.02 * num_texts * length
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_after_many_texts_without_gain_looks_find_the_one_that_has_it(seed: int) -> None:
     runs, guard = texts("b" * 8 + "g" * 5, seed)

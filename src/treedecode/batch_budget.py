@@ -175,6 +175,10 @@ class BatchPlanner:
         if self._told is not None and timed.guard.mode is not before:
             self._told(1 << kind - 1, timed.guard.changes[-1])
 
+    def skip(self) -> None:
+        """A step is not recorded: its plan is void, and so are looks, which would miss what it emitted."""
+        self._plan, self._looks = None, []
+
     def _guard(self, num_requests: int) -> Guard:
         size = batch_class(num_requests)
         if size not in self._guards:

@@ -27,7 +27,7 @@ _FEWEST_DRIFTED = 6
 # Plain steps of the first check and of later ones. After so many steps what plain steps take is old if it matters now,
 # and old at any rate.
 _FIRST_CHECK, _CHECK, _STALE, _OLD = 5, 3, 16, 256
-# New texts in a row that get a trial without a look, though the ones before ended without drafts.
+# New texts in a row that get a trial without a look and owe nothing, though the ones before have lost.
 _NUM_BLIND = 2
 # Plain steps after the last draft of a look in which its outcome must be known.
 _PATIENCE = 64
@@ -205,21 +205,25 @@ class Guard:
     def renew(self) -> None:
         """New texts have taken the place of all that were judged, which say little of them.
 
-        Where drafts were given up they get a trial, in which ``TRIAL_ALLOWANCE`` may be lost; once that was so for
-        several texts in a row, a look decides.
+        They owe nothing, and where drafts were given up they get a trial, in which ``TRIAL_ALLOWANCE`` may be lost.
+        Once several texts in a row have lost, debts are theirs, too, and only looks bring drafts back, after no more
+        than the shortest rest: so texts too short to be judged lose no more together than one long text.
         """
         if self._checks:
             return
-        if self._mode is not Mode.NONE:
-            self._num_vain, self._chain = 0, None
-            self._judge_from(self._judged, max(0.0, self._account))
+        drafting = self._mode is not Mode.NONE
+        lost = not drafting or self._account < min(0.0, self._opening)
+        self._num_vain = self._num_vain + 1 if lost else 0
+        forgiven = self._num_vain <= _NUM_BLIND
+        if drafting:
+            self._chain = None
+            self._judge_from(self._judged, max(0.0, self._account) if forgiven else self._account)
             return
-        self._num_vain += 1
-        self._rest, self._rest_factor = 0, 1
-        if self._num_vain > _NUM_BLIND:
-            self._start_looks()
+        self._rest_factor = 1
+        if not forgiven:
+            self._rest = min(self._rest, self._shortest_rest())
             return
-        self._looks_left = 0
+        self._rest = self._looks_left = 0
         self._try(Mode.TREE, "new texts")
         self._trusted = True
 
@@ -292,6 +296,7 @@ class Guard:
 
     def _judge_from(self, mode: Mode, account: float) -> None:
         self._judged, self._account, self._trusted = mode, account, account >= 0.0
+        self._opening = account
         self._window = GainWindow()
 
     def _try(self, mode: Mode, reason: str) -> None:
@@ -319,7 +324,10 @@ class Guard:
         self._looks, self._looks_left, self._waited = [], NUM_LOOKS, 0
 
     def _start_rest(self) -> None:
-        self._rest = self._rest_factor * max(REST, round(NUM_LOOKS * self._draft / LOOK_SHARE))
+        self._rest = self._rest_factor * self._shortest_rest()
+
+    def _shortest_rest(self) -> int:
+        return max(REST, round(NUM_LOOKS * self._draft / LOOK_SHARE))
 
     def _check(self, overdrawn: bool) -> None:
         """Runs a few plain steps, then goes on with what was judged, or gives it up."""

@@ -6,10 +6,11 @@ import copy
 
 import pytest
 
-from tests.drafters.driver import decode, markov_target
+from tests.drafters.driver import decode, markov_target, rows_of
 from treedecode.drafters import SHARING_DRAFTERS, DraftContext, MergedDrafter, SharedStore
 from treedecode.drafters.recycling import RecycleStore
 from treedecode.drafters.suffix import NUM_FOLLOWERS, SuffixIndex
+from treedecode.tree import DraftTree
 
 NAMES = sorted(SHARING_DRAFTERS)
 PROMPT = [3, 1, 4]
@@ -68,7 +69,8 @@ def test_rows_and_followers_share_the_room():
     store = SharedStore(10)
     rows = RecycleStore()
     rows.rows = {(token,): ([token], [0]) for token in range(30)}
-    store.leave(rows, [0], 1)
+    for token in range(1, 30):
+        store.leave(rows, [99, token], 1)
     assert len(store) == 10 and store.row((29,)) and store.row((19,)) is None
     store.leave(None, [0, *range(100, 130)], 1)
     assert len(store) == 10 and store.row((29,)) and store.row((24,)) is None
@@ -89,6 +91,27 @@ def test_the_prompt_is_not_left():
     store.leave(None, [5, 6, 7, 8, 9, 10], 4)
     assert store.followers((6,)) is None and store.followers((8,)) is None
     assert store.followers((9,)) == {10: 1}
+
+
+def test_what_the_target_said_of_prompt_tokens_is_not_left():
+    """Neither where a prompt was read in parts, nor for drafts that were copied from it and rejected."""
+    target = markov_target(vocab_size=9)
+    prompt = [11, 12, 13, 14, 15, 16]
+    rows, store = RecycleStore(), SharedStore(100)
+    part = DraftTree.trusted([-1, 0], prompt[:2])
+    rows.update(rows_of(target, prompt[:1], part, [0, 1]), prompt)
+    text = [*prompt, 1, 2]
+    draft = DraftTree.trusted([-1, 0, 1, 0], [1, 12, 13, 2])
+    rows.update(rows_of(target, text[:-1], draft, [0, 3]), text)
+    rows.update(rows_of(target, prompt, DraftTree.root_only(16), [0]), text)
+    assert {(11, 12), (1, 12, 13), (14, 15, 16), (16, 1, 2)} < set(rows.rows)
+    store.leave(rows, text, len(prompt))
+    assert set(store._rows) == {
+        *[(14, 15, 16), (15, 16), (16,)],
+        *[(15, 16, 1), (16, 1), (1,)],
+        *[(16, 1, 2), (1, 2), (2,)],
+    }
+    assert store.row((16, 1, 2)) == rows.rows[16, 1, 2]
 
 
 def test_requests_in_flight_do_not_change_the_store_nor_each_other():

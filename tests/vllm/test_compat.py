@@ -8,7 +8,7 @@ import pytest
 
 from treedecode.cost import CostCurve
 from treedecode.vllm import compat
-from treedecode.vllm.config import PROPOSER
+from treedecode.vllm.config import PROPOSER, SCHEDULER
 from treedecode.vllm.signatures import check_signatures
 
 pytestmark = pytest.mark.vllm
@@ -25,7 +25,7 @@ def config(**changes):
         ),
         "additional_config": {},
         "use_v2_model_runner": False,
-        "scheduler_config": SimpleNamespace(async_scheduling=False),
+        "scheduler_config": SimpleNamespace(async_scheduling=False, scheduler_cls=SCHEDULER),
         "parallel_config": SimpleNamespace(
             pipeline_parallel_size=1,
             decode_context_parallel_size=1,
@@ -138,6 +138,16 @@ def test_a_saved_cost_is_taken_for_all_drafters(tmp_path):
     file.write_text("{}")
     with pytest.raises(ValueError, match="cost must be auto, off or a file"):
         compat.check_config(spines, "cpu")
+
+
+def test_what_is_shared_can_be_forgotten_when_the_prefix_cache_is_reset():
+    shares = config(additional_config={"treedecode": {"shared_contexts": 10}})
+    compat.check_config(shares, "cpu")
+    for other in (None, "some.other.Scheduler"):
+        shares.scheduler_config.scheduler_cls = other
+        with pytest.raises(ValueError, match=f"use --scheduler-cls {SCHEDULER}, or .*; got {other!r}"):
+            compat.check_config(shares, "cpu")
+        compat.check_config(config(scheduler_config__scheduler_cls=other), "cpu")
 
 
 def test_nothing_is_shared_by_vllms_drafters():

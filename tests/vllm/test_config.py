@@ -7,7 +7,7 @@ import pytest
 from treedecode.cost import CostCurve
 from treedecode.drafters import DraftContext, MergedDrafter, SharedStore
 from treedecode.vllm import TreeOptions, engine_args
-from treedecode.vllm.config import walks_grammars
+from treedecode.vllm.config import is_tree_scheduler
 
 
 def test_budget_zero_is_stock_vllm():
@@ -47,8 +47,8 @@ def test_bad_values_are_named(arguments, error, message):
 
 
 def test_who_follows_trees_under_a_grammar():
-    assert walks_grammars(engine_args()["scheduler_cls"]) and not walks_grammars(None)
-    assert not walks_grammars("some.Scheduler") and not walks_grammars(TreeOptions)
+    assert is_tree_scheduler(engine_args()["scheduler_cls"]) and not is_tree_scheduler(None)
+    assert not is_tree_scheduler("some.Scheduler") and not is_tree_scheduler(TreeOptions)
 
 
 def test_a_shared_store_is_drafted_from_by_all_drafters_of_an_engine():

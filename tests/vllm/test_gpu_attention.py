@@ -198,7 +198,7 @@ def test_metadata_has_the_trees_and_vllms_view_of_the_rest():
 
 
 def test_accepted_rows_move_to_the_slots_after_the_root():
-    from treedecode.vllm.runner import commit_step
+    from treedecode.vllm.step import commit_step
 
     of_layer = layer()
     step = Step(of_layer.impl, of_layer)

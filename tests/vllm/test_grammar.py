@@ -156,7 +156,7 @@ def test_kept_nodes_are_numbered_anew():
 
 
 def test_the_runner_reads_what_was_kept_of_its_tree():
-    from treedecode.vllm.runner import kept_tree
+    from treedecode.vllm.grammar import kept_tree
 
     proposed = DraftTree.trusted([-1, 0, 0, 1, 2], [5, 10, 11, 12, 13], [0.0, -1.0, -2.0, -3.0, -4.0])
     kept = KeptTree((2, 4), (0, 1), (11, 13))

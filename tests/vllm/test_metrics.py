@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -119,6 +120,22 @@ def test_another_process_sees_them(tmp_path):
     assert 'vllm:tree_emitted_tokens_total{engine="1",model_name="far"} 8.0' in told
     assert 'vllm:tree_accepted_by_rank_total{engine="1",model_name="far",rank="1"} 2.0' in told
     assert 'vllm:tree_budget{engine="1",model_name="far"} 6.0' in told
+
+
+@pytest.mark.parametrize("separator", [" ", "="])
+@pytest.mark.parametrize("worker", ["treedecode.vllm.gpu_worker.TreeGPUWorker", "some.Worker"])
+def test_metrics_are_shared_wherever_trees_are_on(monkeypatch, worker, separator):
+    from treedecode.vllm import launch
+
+    found = []
+    module = SimpleNamespace(main=lambda: found.append(launch.METRICS_FOLDER in os.environ))
+    monkeypatch.setenv(launch.METRICS_FOLDER, "")  # so that it is taken back
+    monkeypatch.delenv(launch.METRICS_FOLDER)
+    monkeypatch.setattr(launch, "name_of_the_cpu_build", lambda: None)
+    monkeypatch.setitem(sys.modules, "vllm.entrypoints.cli.main", module)
+    monkeypatch.setattr(sys, "argv", ["vllm", "serve", "m", *f"--worker-cls{separator}{worker}".split()])
+    launch.main()
+    assert found == [worker.startswith("treedecode")]
 
 
 def test_the_launcher_shares_a_folder_while_it_runs(monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""What the scheduler with trees tells the workers, through copies and processes."""
+"""What the scheduler and the steps tell the workers, their proposers and planners, through copies and processes."""
 
 from __future__ import annotations
 
@@ -96,3 +96,24 @@ def test_parents_go_along_with_the_drafts_of_structured_requests():
 def test_vllms_zeros_near_the_limit_are_no_drafts():
     drafts = worker_drafts(torch.zeros(2, 4, dtype=torch.int32), {})
     assert drafts.req_ids == ["a", "b"] and drafts.draft_token_ids == [[], []]
+
+
+@pytest.mark.parametrize(("fits", "skipped"), [(True, []), (False, ["skip"])])
+def test_where_vllm_does_not_draft_the_planner_is_told(fits, skipped):
+    from treedecode.vllm.runner import TreeRunnerMixin
+
+    class Stock:
+        def _input_fits_in_drafter(self, metadata):
+            return fits
+
+    class Runner(TreeRunnerMixin, Stock):
+        pass
+
+    calls, runner = [], Runner()
+    planner = SimpleNamespace(skip=lambda: calls.append("skip"))
+    runner.drafter = SimpleNamespace(reads_target=True, planner=planner)
+    assert runner._input_fits_in_drafter("metadata") is fits and calls == skipped
+    runner.drafter.planner = None
+    assert runner._input_fits_in_drafter("metadata") is fits
+    runner.drafter.reads_target = False
+    assert runner._input_fits_in_drafter("metadata") and not runner._input_fits_in_drafter(None)

@@ -107,15 +107,16 @@ def test_a_vocabulary_of_its_own_is_mapped_in_place():
     assert trees.grow([7], 2) == [[9, 8]]
 
 
-def test_nothing_is_kept_of_the_last_proposal():
+def test_a_proposal_takes_the_place_of_the_last_and_those_of_other_requests_wait():
+    """A request for which a step has no room keeps its drafts, which the scheduler runs later."""
     trees = source(width=2)
-    trees.prepare(limits("a", "b"))
-    show(trees, 1)
-    trees.grow([7, 8], 2)
+    trees.prepare(limits("a", "b", "c"))
+    show(trees, 1, batch=3)
+    trees.grow([7, 8, 9], 2)
     trees.forget("a")
-    assert set(trees.proposed) == {"b"}
-    trees.prepare(limits("c"))
-    assert trees.grow([7], 2) == [[]] and not trees.proposed
+    waiting = trees.proposed["b"]
+    trees.prepare(limits("c", "d"))
+    assert trees.grow([7, 8], 2) == [[], []] and trees.proposed == {"b": waiting}
 
 
 class Sizes:

@@ -82,7 +82,7 @@ def test_nothing_is_left_when_all_rows_are_trees():
 
 def test_accepted_rows_move_behind_the_root_and_nothing_else_changes():
     """200 random batches against a cache of single numbers, written through the layers' own method."""
-    from treedecode.vllm.runner import commit_step
+    from treedecode.vllm.step import commit_step
 
     source, num_moved = random.Random(0), 0
     for _ in range(200):

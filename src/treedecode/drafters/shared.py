@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
+from typing import TypeVar
 
 from treedecode import topology
-from treedecode.drafters.recycling import RecycleStore, Row
+from treedecode.drafters.recycling import MAX_ORDER, RecycleStore, Row
 from treedecode.drafters.suffix import NUM_FOLLOWERS, Successors, SuffixIndex
 
 # The latest contexts of each kind that one request leaves, so that its end takes milliseconds.
 MAX_LEFT = 4096
+
+T = TypeVar("T")
 
 
 class SharedStore:
@@ -48,16 +51,23 @@ class SharedStore:
         """A request has ended.
 
         Args:
-            rows: what it recycled; None for nothing.
+            rows: what it recycled; None for nothing. Only what was said after a token of the output, or after the last
+                one of the prompt, is left: other rows may have been asked in the prompt, or for drafts copied from it.
             token_ids: prompt and output.
             prompt_len: number of prompt tokens. The prompt itself is not indexed.
         """
+        first = max(prompt_len, len(token_ids) - MAX_LEFT)
         if rows is not None:
-            for context, row in _latest(rows.rows.items()):
+            contexts = dict.fromkeys(
+                tuple(token_ids[max(0, end - length) : end])
+                for end in range(first, len(token_ids) + 1)
+                for length in range(MAX_ORDER, 0, -1)
+            )
+            for context in _latest(context for context in contexts if context in rows.rows):
                 self._rows.pop(context, None)
-                self._rows[context] = row
+                self._rows[context] = rows.rows[context]
         matches = SuffixIndex()
-        matches.extend(token_ids[max(prompt_len, len(token_ids) - MAX_LEFT) :])
+        matches.extend(token_ids[first:])
         for context, followers in _latest(matches.successors.items()):
             merged = self._followers.pop(context, {})
             for token, count in followers.items():
@@ -81,7 +91,7 @@ class SharedStore:
                 del kind[context]
 
 
-def _latest(items: Iterable) -> list:
+def _latest(items: Iterable[T]) -> list[T]:
     """The last ``MAX_LEFT`` items, in their order."""
     listed = list(items)
     return listed[-MAX_LEFT:]

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from treedecode.vllm.config import CPU_WORKER, GPU_WORKER, PROPOSER, TreeOptions, check_budget
+from treedecode.vllm.config import (
+    CPU_WORKER,
+    GPU_WORKER,
+    PROPOSER,
+    SCHEDULER,
+    TreeOptions,
+    check_budget,
+    is_tree_scheduler,
+)
 from treedecode.vllm.drafters.methods import (
     SPINE_METHODS,
     check_branches,
@@ -70,6 +78,12 @@ def check_config(config: VllmConfig, device_type: str) -> None:
         check_method(speculative.method)
         check_spine_settings(speculative, not config.scheduler_config.disable_hybrid_kv_cache_manager)
         check_branches(speculative, options.branches, config.model_config.is_multimodal_model)
+    elif options.shared_contexts and not is_tree_scheduler(config.scheduler_config.scheduler_cls):
+        raise ValueError(
+            "shared contexts are to be forgotten when the prefix cache is reset, which only treedecode's scheduler "
+            f"tells the workers: use --scheduler-cls {SCHEDULER}, or leave out --shared-contexts; got "
+            f"{config.scheduler_config.scheduler_cls!r}"
+        )
     refusals = _refusals(config, device_type)
     if device_type == "cuda":
         refusals += _gpu_refusals(config)

@@ -196,8 +196,8 @@ def engine_args(
     }
 
 
-def walks_grammars(scheduler_cls: object) -> bool:
-    """Whether vLLM's ``scheduler_cls`` is the one that follows trees with a grammar."""
+def is_tree_scheduler(scheduler_cls: object) -> bool:
+    """Whether vLLM's ``scheduler_cls`` is ours, which follows trees with a grammar and tells workers of resets."""
     if isinstance(scheduler_cls, type):
         return f"{scheduler_cls.__module__}.{scheduler_cls.__qualname__}" == SCHEDULER
     return scheduler_cls == SCHEDULER

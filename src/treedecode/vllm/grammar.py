@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from treedecode.tree import DraftTree
+
 
 class Grammar(Protocol):
     """The part of vLLM's ``StructuredOutputGrammar`` that a walk needs."""
@@ -114,3 +116,18 @@ def best_chain(parents: Sequence[int]) -> list[int]:
         node = first[node]
         chain.append(node)
     return chain
+
+
+def kept_tree(root: int, kept: KeptTree, proposed: DraftTree | None) -> DraftTree:
+    """What the scheduler kept of ``proposed``; a bare tree if the proposal is another one or gone."""
+    nodes = (0, *kept.nodes)
+    parents = () if proposed is None else proposed.shape.parent_tuple
+    if (
+        proposed is not None
+        and nodes[-1] < len(parents)
+        and all(parents[node] in nodes for node in kept.nodes)
+    ):
+        tree = proposed.only(nodes)
+        if tree.shape.parent_tuple[1:] == kept.parents and tree.token_tuple[1:] == kept.token_ids:
+            return tree
+    return DraftTree.trusted((-1, *kept.parents), (root, *kept.token_ids))

@@ -31,7 +31,7 @@ def shared_metrics() -> Iterator[None]:
 def main() -> None:
     """Run vLLM's command on this process's arguments."""
     name_of_the_cpu_build()
-    trees_are_on = any(worker in sys.argv for worker in WORKERS)
+    trees_are_on = any(argument.endswith(WORKERS) for argument in sys.argv)
     with shared_metrics() if trees_are_on else nullcontext():
         from vllm.entrypoints.cli.main import main as vllm_main
 

@@ -19,12 +19,12 @@ from treedecode.engines.candidates import top_candidates
 from treedecode.guard import ModeChange
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
-from treedecode.vllm.config import TreeOptions, walks_grammars
+from treedecode.vllm.config import TreeOptions, is_tree_scheduler
 from treedecode.vllm.counts import TreeCounts
 from treedecode.vllm.drafters.grow import grow_trees
 from treedecode.vllm.drafters.source import TreeSource
 from treedecode.vllm.ends import RequestEnds
-from treedecode.vllm.grammar import KeptTree
+from treedecode.vllm.grammar import KeptTree, kept_tree
 from treedecode.vllm.launch import METRICS_FOLDER
 from treedecode.vllm.measure import agreed
 from treedecode.vllm.metrics import TreeMetrics
@@ -32,7 +32,7 @@ from treedecode.vllm.notes import SchedulerNotes
 from treedecode.vllm.proposer import RequestLimits
 from treedecode.vllm.sampling import RequestRows, expand_metadata
 from treedecode.vllm.scheduler import TreeDraftTokenIds
-from treedecode.vllm.step import StepTrees, TreeRows, metadata_with
+from treedecode.vllm.step import StepTrees, TreeRows, commit_step, metadata_with
 from treedecode.vllm.walk import walk_rows, walked_output
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class TreeRunnerMixin(_Base):
         self._step: StepTrees | None = None
         self._moves: tuple[StepTrees, list[Acceptance]] | None = None
         grow_trees(self.drafter, TreeOptions.of(self.vllm_config.additional_config))
-        self._walks_grammars = walks_grammars(self.vllm_config.scheduler_config.scheduler_cls)
+        self._walks_grammars = is_tree_scheduler(self.vllm_config.scheduler_config.scheduler_cls)
         self._ends = RequestEnds(self.model_config)
         self._walked: dict[str, tuple[DraftTree, Acceptance]] = {}
         self._num_rows = 0
@@ -340,45 +340,13 @@ class TreeRunnerMixin(_Base):
 
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
         if self._proposer.reads_target:
-            return super()._input_fits_in_drafter(common_attn_metadata)
+            fits = super()._input_fits_in_drafter(common_attn_metadata)
+            if not fits and self._proposer.planner is not None:
+                self._proposer.planner.skip()
+            return fits
         # The stock rule stops drafting for the whole batch as soon as one request is within a budget of its end; these
         # drafters have no model with a limit of its own, and each request's room is in its limits.
         return common_attn_metadata is not None
-
-
-def commit_step(step: StepTrees, walks: list[Acceptance]) -> int:
-    """Move the accepted nodes' K/V to the slots after the root's, in every layer.
-
-    Rejected nodes keep the slots behind, which the next step overwrites before anything reads them.
-
-    Returns:
-        How many bytes were moved.
-    """
-    source, target = step.accepted_moves(walks)
-    if not len(source):
-        return 0
-    slot = step.rows[target]
-    num_bytes = 0
-    for stash in step.stash.values():
-        key, value = stash.key[source], stash.value[source]
-        stash.impl.do_kv_cache_update(stash.layer, key, value, stash.kv_cache, stash.slot_mapping[slot])
-        num_bytes += key.nbytes + value.nbytes
-    return num_bytes
-
-
-def kept_tree(root: int, kept: KeptTree, proposed: DraftTree | None) -> DraftTree:
-    """What the scheduler kept of ``proposed``; a bare tree if the proposal is another one or gone."""
-    nodes = (0, *kept.nodes)
-    parents = () if proposed is None else proposed.shape.parent_tuple
-    if (
-        proposed is not None
-        and nodes[-1] < len(parents)
-        and all(parents[node] in nodes for node in kept.nodes)
-    ):
-        tree = proposed.only(nodes)
-        if tree.shape.parent_tuple[1:] == kept.parents and tree.token_tuple[1:] == kept.token_ids:
-            return tree
-    return DraftTree.trusted((-1, *kept.parents), (root, *kept.token_ids))
 
 
 def _log_mode(num_requests: int, change: ModeChange) -> None:

@@ -147,3 +147,23 @@ def metadata_with(step: StepTrees | None, builders: Iterable[Any]) -> Iterator[N
     finally:
         for builder in told:
             builder.step = None
+
+
+def commit_step(step: StepTrees, walks: list[Acceptance]) -> int:
+    """Move the accepted nodes' K/V to the slots after the root's, in every layer.
+
+    Rejected nodes keep the slots behind, which the next step overwrites before anything reads them.
+
+    Returns:
+        How many bytes were moved.
+    """
+    source, target = step.accepted_moves(walks)
+    if not len(source):
+        return 0
+    slot = step.rows[target]
+    num_bytes = 0
+    for stash in step.stash.values():
+        key, value = stash.key[source], stash.value[source]
+        stash.impl.do_kv_cache_update(stash.layer, key, value, stash.kv_cache, stash.slot_mapping[slot])
+        num_bytes += key.nbytes + value.nbytes
+    return num_bytes

@@ -140,9 +140,10 @@ class SpineTrees:
             going_on = self.planner.cut(going_on, prefix_lens, self._depth)
         else:
             going_on = {request_id: tree.prefix(budget) for request_id, tree in going_on.items()}
-        self.proposed.clear()
-        self.proposed |= {request_id: tree for request_id, tree in going_on.items() if tree.num_drafted}
         ids = [limits.request_id for limits in self._limits]
+        for request_id in ids:  # the trees of requests that are not in this step wait
+            self.proposed.pop(request_id, None)
+        self.proposed |= {request_id: tree for request_id, tree in going_on.items() if tree.num_drafted}
         return [list(going_on[name].token_tuple[1:]) if name in going_on else [] for name in ids]
 
 
