@@ -178,7 +178,8 @@ def main() -> int:
                     for texts_of in texts.values()
                     for text, plain in zip(texts_of, texts.get("plain", texts_of), strict=True)
                 )
-    return report(vars(arguments) | {"prompts": str(arguments.prompts)}, speeds, num_different)
+    setup = vars(arguments) | {"model": Path(arguments.model).name, "prompts": arguments.prompts.name}
+    return report(setup, speeds, num_different)
 
 
 def report(setup: dict[str, Any], speeds: dict[int, dict[str, list[float]]], num_different: int) -> int:
