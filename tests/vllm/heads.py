@@ -139,6 +139,9 @@ class Pauses:
     def record(self, *step: Any) -> None:
         pass
 
+    def skip(self) -> None:
+        pass
+
 
 def guess_second_first(drafter: Any) -> None:
     """Let a drafter of stock vLLM go on from its second guess for the next token."""
