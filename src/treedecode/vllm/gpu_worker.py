@@ -7,14 +7,11 @@ from typing import Any, ClassVar
 # first, as it checks the version before imports that other versions do not have
 from treedecode.vllm.tree_worker import TreeWorkerMixin  # isort: skip
 
-from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-from vllm.v1.attention.selector import _cached_get_attn_backend
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
 from treedecode.vllm.runner import TreeRunnerMixin
-
-_BACKEND = "treedecode.vllm.gpu_attention.TreeTritonBackend"
 
 
 class TreeGPUModelRunner(TreeRunnerMixin, GPUModelRunner):
@@ -29,19 +26,17 @@ class TreeGPUWorker(TreeWorkerMixin, Worker):
     """
 
     device_type: ClassVar[str] = "cuda"
+    backend: ClassVar[tuple[AttentionBackendEnum, str]] = (
+        AttentionBackendEnum.CUSTOM,
+        "treedecode.vllm.gpu_attention.TreeTritonBackend",
+    )
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(vllm_config, *args, **kwargs)
         attention = vllm_config.attention_config
-        attention.backend, attention.backend_per_kind = AttentionBackendEnum.CUSTOM, {}
+        attention.backend, attention.backend_per_kind = self.backend[0], {}
         # a drafter with a model does not inherit it
-        vllm_config.speculative_config.attention_backend = AttentionBackendEnum.CUSTOM
-
-    def init_device(self) -> None:
-        # Another engine of this process may have chosen its backend before.
-        register_backend(AttentionBackendEnum.CUSTOM, _BACKEND)
-        _cached_get_attn_backend.cache_clear()
-        super().init_device()
+        vllm_config.speculative_config.attention_backend = self.backend[0]
 
     def _make_model_runner(self) -> Any:
         # V2 is refused before: ``check_config``

@@ -6,7 +6,6 @@ import inspect
 
 from treedecode.vllm.installed import SUPPORTED, vllm_version
 
-# The parameters that the overrides rely on, by class and method.
 _FORWARD = [
     "self",
     "layer",
@@ -21,6 +20,7 @@ _FORWARD = [
 ]
 _UPDATE = ["self", "layer", "key", "value", "kv_cache", "slot_mapping"]
 _BUILD = ["self", "common_prefix_len", "common_attn_metadata", "fast_build"]
+# The parameters that the overrides rely on, by class and method.
 _COMMON = {
     "vllm.v1.worker.gpu_model_runner.GPUModelRunner": {
         "_update_states": ["self", "scheduler_output"],
@@ -79,8 +79,6 @@ _COMMON = {
         ],
     },
 }
-
-
 # Those of one kind of device.
 _BY_DEVICE = {
     "cpu": {

@@ -11,6 +11,8 @@ from treedecode.vllm.signatures import check_signatures
 check_version()
 
 from vllm.logger import init_logger  # noqa: E402
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend  # noqa: E402
+from vllm.v1.attention.selector import _cached_get_attn_backend  # noqa: E402
 
 from treedecode.vllm.config import TreeOptions  # noqa: E402
 from treedecode.vllm.measure import measure_steps  # noqa: E402
@@ -29,16 +31,27 @@ logger = init_logger(f"vllm.{__name__}")
 class TreeWorkerMixin(_Base):
     """To stand before a worker of vLLM whose runner is a ``TreeRunnerMixin``.
 
+    Attributes:
+        device_type: of the class's devices.
+        backend: the name under which the tree attention is registered, and its class.
+
     Raises:
         ValueError: trees cannot run with this vLLM or this configuration; said before any weight is loaded.
     """
 
     device_type: ClassVar[str]
+    backend: ClassVar[tuple[AttentionBackendEnum, str]]
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         check_signatures(self.device_type)
         check_config(vllm_config, self.device_type)
         super().__init__(vllm_config, *args, **kwargs)
+
+    def init_device(self) -> None:
+        # Another engine of this process may have chosen its backend before.
+        register_backend(*self.backend)
+        _cached_get_attn_backend.cache_clear()
+        super().init_device()
 
     @property
     def _tree_runner(self) -> TreeRunnerMixin:

@@ -7,14 +7,11 @@ from typing import Any, ClassVar, cast
 # first, as it checks the version before imports that other versions do not have
 from treedecode.vllm.tree_worker import TreeWorkerMixin  # isort: skip
 
-from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-from vllm.v1.attention.selector import _cached_get_attn_backend
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from treedecode.vllm.runner import TreeRunnerMixin
-
-_BACKEND = "treedecode.vllm.cpu_attention.TreeCPUBackend"
 
 
 class TreeCPUModelRunner(TreeRunnerMixin, CPUModelRunner):
@@ -29,11 +26,12 @@ class TreeCPUWorker(TreeWorkerMixin, CPUWorker):
     """
 
     device_type: ClassVar[str] = "cpu"
+    backend: ClassVar[tuple[AttentionBackendEnum, str]] = (
+        AttentionBackendEnum.CPU_ATTN,
+        "treedecode.vllm.cpu_attention.TreeCPUBackend",
+    )
 
     def init_device(self) -> None:
-        # Another engine of this process may have chosen its backend before.
-        register_backend(AttentionBackendEnum.CPU_ATTN, _BACKEND)
-        _cached_get_attn_backend.cache_clear()
         super().init_device()
         runner: Any = self.model_runner
         if type(runner) is not CPUModelRunner:
