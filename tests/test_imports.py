@@ -44,6 +44,7 @@ LAYERS = [
         "budget",
         "batch_budget",
         "batch_depth",
+        "draft_rest",
         "kv",
         "sweep",
     ],

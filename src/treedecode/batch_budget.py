@@ -11,6 +11,7 @@ from treedecode.acceptance import EdgeEstimates
 from treedecode.allocate import Allocation, cut_by_reach, scored_reach
 from treedecode.batch_depth import DraftDepth
 from treedecode.budget import PendingLook, likeliest_chain
+from treedecode.draft_rest import DraftRest
 from treedecode.gains import PlainReference
 from treedecode.guard import Guard, Mode, ModeChange
 from treedecode.shape import TreeShape
@@ -71,6 +72,7 @@ class BatchPlanner:
         self._calibrates, self._max_per_request = calibrates, max_per_request
         self._max_rows, self._reference, self._told = max_rows, reference, told
         self._guards: dict[int, Guard] = {}
+        self._rests: dict[int, DraftRest] = {}
         self._judged: dict[int, set[Hashable]] = {}  # the requests that a guard goes by
         self._estimates = EdgeEstimates()
         self._depths = DraftDepth()
@@ -78,8 +80,8 @@ class BatchPlanner:
         self._looks: list[PendingLook] = []
 
     def drafts(self, num_requests: int) -> bool:
-        """Whether trees are wanted for the next step of so many requests; if not, ``cut`` is given bare roots."""
-        return self._guard(num_requests).drafts
+        """Whether trees are wanted for the next step of so many requests; if not, ``plan_plain`` is called."""
+        return self._guard(num_requests).drafts and not self._rest(num_requests).rests
 
     def depth(self, num_requests: int, shape: TreeShape, prefix_len: int) -> int:
         """How deep to draft for the next step, where drafting itself takes its time; 0 for not at all.
@@ -113,11 +115,14 @@ class BatchPlanner:
         """
         if not trees:
             return {}
-        guard, num_requests = self._guard(len(trees)), len(trees)
-        context = sum(prefix_lens) // num_requests
+        num_requests, num_drafted = len(trees), sum(tree.num_drafted for tree in trees.values())
+        if not num_drafted:
+            self.plan_plain(prefix_lens, depth)
+            return dict(trees)
+        guard, context = self._guard(num_requests), sum(prefix_lens) // num_requests
         drafted = {name: self._by_reach(tree) for name, tree in trees.items()}
         cut, allocation = self._cut(drafted, context)
-        if guard.looks and any(tree.num_drafted for tree in trees.values()):
+        if guard.looks:
             chains = {name: likeliest_chain(*pair) for name, pair in drafted.items()}
             chain_cut, chain_allocation = self._cut(chains, context)
             plain_ms = self.cost.at(context).ms(num_requests)
@@ -128,8 +133,23 @@ class BatchPlanner:
         promised = allocation.expected_tokens / num_requests - 1.0
         if guard.mode is Mode.NONE:
             cut, promised = {name: tree.prefix(0) for name, tree in trees.items()}, 0.0
+        else:
+            self._rest(num_requests).planned(num_drafted, len(allocation.order))
         self._plan = _Plan(guard, num_requests, context, promised, depth)
         return cut
+
+    def plan_plain(self, prefix_lens: Sequence[int], depth: int = 0) -> None:
+        """The next step has no drafts.
+
+        Args:
+            prefix_lens: cached tokens of each request, of at least one.
+            depth: how deep was drafted in vain.
+        """
+        num_requests = len(prefix_lens)
+        self._rest(num_requests).planned(0, 0)
+        self._plan = _Plan(
+            self._guard(num_requests), num_requests, sum(prefix_lens) // num_requests, 0.0, depth
+        )
 
     def record(
         self, steps: Mapping[Name, tuple[DraftTree, Acceptance]], forward_ms: float | None, draft_ms: float
@@ -184,6 +204,9 @@ class BatchPlanner:
         if size not in self._guards:
             self._guards[size] = Guard(None if self._reference is None else self._reference(size))
         return self._guards[size]
+
+    def _rest(self, num_requests: int) -> DraftRest:
+        return self._rests.setdefault(batch_class(num_requests), DraftRest())
 
     def _learns(self, tree: DraftTree) -> bool:
         return self._calibrates or tree.score_tuple is None

@@ -138,11 +138,14 @@ class TreeProposer:
             if sampled and limits.max_depth >= 0
         ]
         self.drafts = self.planner is None or not going_on or self.planner.drafts(len(going_on))
-        trees, prefix_lens = {}, []
-        for row in going_on:
-            token_ids = token_ids_cpu[row, : int(num_tokens_no_spec[row])]
-            prefix_lens.append(len(token_ids) - 1)
-            tree = self._draft(self._limits[row], token_ids) if self.drafts else None
+        prefix_lens = [int(num_tokens_no_spec[row]) - 1 for row in going_on]
+        if self.planner is not None and not self.drafts:
+            self.planner.plan_plain(prefix_lens)
+            return [[] for _ in ids]
+        trees = {}
+        for row, prefix_len in zip(going_on, prefix_lens, strict=True):
+            token_ids = token_ids_cpu[row, : prefix_len + 1]
+            tree = self._draft(self._limits[row], token_ids)
             trees[ids[row]] = DraftTree.root_only(int(token_ids[-1])) if tree is None else tree
         if self.planner is not None:
             trees = self.planner.cut(trees, prefix_lens)
