@@ -2,22 +2,24 @@
 
 One server per variant, all up at once and idle but one: trees as ``treedecode serve`` starts them, stock without
 speculation, and stock with n-gram and suffix drafts (the latter where ``arctic_inference`` is installed; without its
-store of earlier answers, which would hold the very answers of the round before). Each variant answers the same groups
-of 1, 2, 4, 8 and 16 prompts in turn, one group after the other, until there are at least ``--pairs`` groups of a size;
-the order turns from group to group. Stock's own drafts are compared at one request alone. Decode speed is tokens
-after the first of each request over the time from the first of them to the last token. Texts are compared with
-stock's. It writes ``benchmarks/results/vllm_serve.json``; exits with 1 if a bar is missed.
+store of earlier answers, which would hold the very answers of the round before). A run keeps 1, 2, 4, 8 or 16 requests
+in flight, each replaced by the next prompt when it ends, and counts the tokens that come while all places are taken:
+decode tokens, for a single request. Each variant makes the same runs in turn, at least ``--pairs`` of every size and
+one per prompt at one request; the order turns from run to run. Stock's own drafts are compared at one request alone. Texts
+are compared with stock's. What requests of a run take, from their first token to their last, is kept beside: with trees
+some end early and others late. It writes ``benchmarks/results/vllm_serve.json``; exits with 1 if a bar is missed.
 """
 
 from __future__ import annotations
 
 import argparse
+import bisect
 import importlib.util
 import json
-import math
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,6 +35,8 @@ from common import PROMPTS, geomean_interval, load_prompts, write_result
 
 CONCURRENCY = (1, 2, 4, 8, 16)
 START_S = 600
+# requests of a run by place, where there are several
+ROUNDS = 2
 CACHE_BYTES = 1 << 29
 # at one request; at more, trees are compared with plain alone
 OVER_PLAIN, OVER_STOCK, NEVER_BELOW = 2.0, 1.15, 0.98
@@ -53,11 +57,21 @@ SPECULATION: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Answer:
-    """One streamed completion: when its first and last piece came, and its text."""
+    """One streamed completion: when its pieces came, how many tokens there were by then, and its text."""
 
-    first: float
-    last: float
+    times: list[float]
+    counts: list[int]
     text: str
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds from the first token to the last."""
+        return self.times[-1] - self.times[0]
+
+    def num_tokens_at(self, time: float) -> int:
+        """Tokens that had come."""
+        place = bisect.bisect_right(self.times, time)
+        return self.counts[place - 1] if place else 0
 
 
 class Server:
@@ -111,23 +125,31 @@ class Server:
             "ignore_eos": True,
             "temperature": 0,
             "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
         request = urllib.request.Request(
             f"{self.address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        first, pieces = 0.0, []
+        times, counts, pieces = [], [], []
         with urllib.request.urlopen(request, timeout=1800) as answer:
             for line in answer:
-                if line.startswith(b"data: {"):
-                    first = first or time.perf_counter()
-                    pieces.append(json.loads(line[6:])["choices"][0]["text"])
-        return Answer(first, time.perf_counter(), "".join(pieces))
+                if line.startswith(b"data: {") and (chunk := json.loads(line[6:]))["choices"]:
+                    times.append(time.perf_counter())
+                    counts.append(chunk["usage"]["completion_tokens"])
+                    pieces.append(chunk["choices"][0]["text"])
+        return Answer(times, counts, "".join(pieces))
+
+    def run(self, prompts: list[str], width: int, num_tokens: int) -> list[Answer]:
+        """Complete all prompts, so many at once."""
+        with ThreadPoolExecutor(width) as pool:
+            return list(pool.map(lambda prompt: self.complete(prompt, num_tokens), prompts))
 
 
-def tokens_per_s(answers: list[Answer], num_tokens: int) -> float:
-    """Decode speed of requests that ran together."""
-    seconds = max(answer.last for answer in answers) - min(answer.first for answer in answers)
-    return (num_tokens - 1) * len(answers) / seconds
+def tokens_per_s(answers: list[Answer], width: int) -> float:
+    """Tokens per second while ``width`` requests are in flight, from their first tokens on until one has no heir."""
+    begin = max(answer.times[0] for answer in answers[:width])
+    end = sorted(answer.times[-1] for answer in answers)[len(answers) - width]
+    return sum(answer.num_tokens_at(end) - answer.num_tokens_at(begin) for answer in answers) / (end - begin)
 
 
 def main() -> int:
@@ -135,8 +157,7 @@ def main() -> int:
     parser.add_argument("model")
     parser.add_argument("--prompts", type=Path, default=PROMPTS)
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--pairs", type=int, default=9, help="At least so many groups of every size.")
-    parser.add_argument("--num-prompts", type=int, default=16, help="Per round and size.")
+    parser.add_argument("--pairs", type=int, default=9, help="At least so many runs of every size.")
     parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCY)
     parser.add_argument("--variants", nargs="+", default=["trees", "plain", *SPECULATION])
     parser.add_argument("--dtype", default="float32")
@@ -145,12 +166,11 @@ def main() -> int:
     if "suffix" in variants and importlib.util.find_spec("arctic_inference") is None:
         print("suffix is left out: arctic_inference is not installed")
         variants.remove("suffix")
-    loaded = load_prompts(arguments.prompts)
-    count = min(arguments.num_prompts, len(loaded))
-    prompts = [loaded[place * len(loaded) // count]["turns"][0] for place in range(count)]  # of all kinds
+    prompts = [prompt["turns"][0] for prompt in load_prompts(arguments.prompts)]
     flags = ["--dtype", arguments.dtype, "--max-model-len", "2048", "--max-num-seqs", "16", "--seed", "0"]
     flags += ["--kv-cache-memory-bytes", str(CACHE_BYTES)]  # the servers share the memory
     speeds: dict[int, dict[str, list[float]]] = {}
+    seconds: dict[int, dict[str, list[float]]] = {}
     num_different = 0
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -161,28 +181,32 @@ def main() -> int:
             servers[variant].complete(prompts[0], 16)
         for width in arguments.concurrency:
             compared = variants if width == 1 else [name for name in variants if name not in SPECULATION]
-            groups = [prompts[begin : begin + width] for begin in range(0, len(prompts), width)]
-            for number, group in enumerate(groups * math.ceil(arguments.pairs / len(groups))):
+            size = width * ROUNDS if width > 1 else 1
+            for number in range(max(arguments.pairs, len(prompts) // size)):
+                chosen = [prompts[(number * size + place) % len(prompts)] for place in range(size)]
                 texts = {}
                 for place in range(len(compared)):
                     variant = compared[(place + number) % len(compared)]
-                    with ThreadPoolExecutor(width) as pool:
-                        work = [pool.submit(servers[variant].complete, p, arguments.tokens) for p in group]
-                        answers = [job.result() for job in work]
+                    answers = servers[variant].run(chosen, width, arguments.tokens)
                     texts[variant] = [answer.text for answer in answers]
-                    speeds.setdefault(width, {}).setdefault(variant, []).append(
-                        tokens_per_s(answers, arguments.tokens)
-                    )
+                    speeds.setdefault(width, {}).setdefault(variant, []).append(tokens_per_s(answers, width))
+                    taken = seconds.setdefault(width, {}).setdefault(variant, [])
+                    taken += [answer.decode_s for answer in answers]
                 num_different += sum(
                     text != plain
                     for texts_of in texts.values()
                     for text, plain in zip(texts_of, texts.get("plain", texts_of), strict=True)
                 )
     setup = vars(arguments) | {"model": Path(arguments.model).name, "prompts": arguments.prompts.name}
-    return report(setup, speeds, num_different)
+    return report(setup, speeds, seconds, num_different)
 
 
-def report(setup: dict[str, Any], speeds: dict[int, dict[str, list[float]]], num_different: int) -> int:
+def report(
+    setup: dict[str, Any],
+    speeds: dict[int, dict[str, list[float]]],
+    seconds: dict[int, dict[str, list[float]]],
+    num_different: int,
+) -> int:
     """Save and print the speeds and ratios; 1 if a bar is missed."""
     ratios, missed = {}, []
     for width, by_variant in speeds.items():
@@ -195,7 +219,17 @@ def report(setup: dict[str, Any], speeds: dict[int, dict[str, list[float]]], num
                 if ratio["geomean"] < bar and (other == "plain" or width == 1):
                     missed.append(f"trees / {other} at {width}")
     means = {width: {name: sum(v) / len(v) for name, v in by.items()} for width, by in speeds.items()}
-    result = {"setup": setup, "tokens_per_s": means, "ratios": ratios, "num_different_texts": num_different}
+    quartiles = {
+        width: {name: statistics.quantiles(values, n=4) for name, values in by.items()}
+        for width, by in seconds.items()
+    }
+    result = {
+        "setup": setup,
+        "tokens_per_s": means,
+        "quartiles_of_request_s": quartiles,
+        "ratios": ratios,
+        "num_different_texts": num_different,
+    }
     write_result("vllm_serve", result)
     for width, by_variant in means.items():
         print(
