@@ -5,9 +5,9 @@ speculation, and stock with n-gram and suffix drafts (the latter where ``arctic_
 store of earlier answers, which would hold the very answers of the round before). A run keeps 1, 2, 4, 8 or 16 requests
 in flight, each replaced by the next prompt when it ends, and counts the tokens that come while all places are taken:
 decode tokens, for a single request. Each variant makes the same runs in turn, at least ``--pairs`` of every size and
-one per prompt at one request; the order turns from run to run. Stock's own drafts are compared at one request alone. Texts
-are compared with stock's. What requests of a run take, from their first token to their last, is kept beside: with trees
-some end early and others late. It writes ``benchmarks/results/vllm_serve.json``; exits with 1 if a bar is missed.
+one per prompt at one request; the order turns from run to run. Stock's own drafts are compared at one request alone.
+Texts are compared with stock's. What requests take from their first token to their last is kept beside: with trees some
+end early and others late. It writes ``benchmarks/results/vllm_serve.json``; exits with 1 if a bar is missed.
 """
 
 from __future__ import annotations
