@@ -9,7 +9,7 @@ import pytest
 
 from treedecode.cli.app import main
 from treedecode.vllm.command import serve_command
-from treedecode.vllm.config import SCHEDULER
+from treedecode.vllm.config import EXECUTOR, SCHEDULER
 
 
 def value_after(argv, flag):
@@ -48,6 +48,24 @@ def test_a_scheduler_of_the_users_own_is_left_alone(flags):
     assert (
         command.argv[5 : 5 + len(flags)] == flags and "--scheduler-cls" not in command.argv[5 + len(flags) :]
     )
+
+
+def executor_of(argv):
+    flag = "--distributed-executor-backend"
+    return argv[argv.index(flag) + 1] if flag in argv else None
+
+
+def test_the_executor_is_for_workers_in_processes_of_one_machine(monkeypatch):
+    monkeypatch.setattr("treedecode.vllm.config.is_cpu_build", lambda: True)
+    assert executor_of(serve_command("some/model", [], 9).argv) == EXECUTOR
+    assert executor_of(serve_command("some/model", ["-tp", "2"], 9).argv) == EXECUTOR
+    assert executor_of(serve_command("some/model", [], 0).argv) is None
+    for flags in (["--distributed-executor-backend", "uni"], ["--distributed_executor_backend=uni"]):
+        assert EXECUTOR not in serve_command("some/model", flags, 9).argv
+    for flags in (["--nnodes", "2"], ["-n=2"], ["--data-parallel-size=2"], ["-dp", "2"]):
+        assert executor_of(serve_command("some/model", flags, 9).argv) is None
+    monkeypatch.setattr("treedecode.vllm.config.is_cpu_build", lambda: False)
+    assert executor_of(serve_command("some/model", [], 9).argv) is None
 
 
 def test_a_shared_store_is_asked_for():

@@ -10,7 +10,7 @@ import torch
 
 from treedecode.tree import DraftTree
 from treedecode.vllm.grammar import KeptTree
-from treedecode.vllm.notes import SchedulerNotes
+from treedecode.vllm.notes import SchedulerNotes, SentDrafts
 
 pytestmark = pytest.mark.vllm
 
@@ -96,6 +96,60 @@ def test_parents_go_along_with_the_drafts_of_structured_requests():
 def test_vllms_zeros_near_the_limit_are_no_drafts():
     drafts = worker_drafts(torch.zeros(2, 4, dtype=torch.int32), {})
     assert drafts.req_ids == ["a", "b"] and drafts.draft_token_ids == [[], []]
+
+
+def sampled(executor, output):
+    """A worker's step, sent to the executor's process."""
+    from treedecode.vllm.tree_worker import TreeWorkerMixin
+
+    class Stock:
+        def sample_tokens(self, grammar_output):
+            return output
+
+        def take_draft_token_ids(self):
+            return None
+
+    class Worker(TreeWorkerMixin, Stock):
+        pass
+
+    worker = object.__new__(Worker)
+    worker._sends_drafts = executor
+    return pickle.loads(pickle.dumps(worker.sample_tokens(None)))
+
+
+def test_drafts_come_with_what_was_sampled_where_the_executor_reads_them():
+    from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
+
+    def output():
+        return ModelRunnerOutput(["a"], {"a": 0}, [[3]])
+
+    assert SentDrafts.of(sampled(True, output())) == SentDrafts(None)
+    assert SentDrafts.of(sampled(False, output())) is None
+    # shared by all steps of the process
+    assert SentDrafts.of(sampled(True, EMPTY_MODEL_RUNNER_OUTPUT)) is None
+
+
+def test_the_executor_asks_for_drafts_only_where_none_were_sent(monkeypatch):
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+    from vllm.v1.outputs import DraftTokenIds
+
+    from treedecode.vllm.executor import TreeExecutor
+
+    outputs, asked = [SimpleNamespace(), SimpleNamespace(), SimpleNamespace()], []
+    drafts = DraftTokenIds(["a"], [[1, 2]])
+    SentDrafts(drafts).send_with(outputs[0])
+    SentDrafts(None).send_with(outputs[1])
+    monkeypatch.setattr(MultiprocExecutor, "sample_tokens", lambda self, grammar: outputs[grammar])
+    monkeypatch.setattr(MultiprocExecutor, "take_draft_token_ids", lambda self: asked.append(1) or "asked")
+    executor = object.__new__(TreeExecutor)
+    monkeypatch.setattr(TreeExecutor, "__del__", lambda self: None, raising=False)
+    taken = []
+    for step in range(3):
+        assert executor.sample_tokens(step) is outputs[step]
+        taken.append(executor.take_draft_token_ids())
+    assert taken == [drafts, None, "asked"] and len(asked) == 1
+    # a step that sampled nothing
+    assert executor.take_draft_token_ids() == "asked"
 
 
 @pytest.mark.parametrize(("fits", "skipped"), [(True, []), (False, ["skip"])])

@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treedecode.vllm.config import CONFIG_KEY, DEFAULT_WIDTH, engine_args
+from treedecode.vllm.config import CONFIG_KEY, CPU_WORKER, DEFAULT_WIDTH, EXECUTOR, engine_args
 
 # trees run on vLLM's V1 model runner
 ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 _LAUNCHER = "treedecode.vllm.launch"
 _OURS = ("--worker-cls", "--async-scheduling")
 _SCHEDULER = "--scheduler-cls"
+_EXECUTOR = "--distributed-executor-backend"
+# vLLM chooses an executor by these
+_DISTRIBUTION = {_EXECUTOR, "--nnodes", "-n", "--data-parallel-size", "-dp"}
 _ADDITIONAL = ("--additional-config",)
 _SPECULATIVE = ("--speculative-config", "-sc")
 
@@ -89,6 +92,8 @@ def serve_command(
         raise ValueError(
             f"{clash[0]} is set by treedecode serve: leave it out, or use vllm serve with --budget 0"
         )
+    # on a CPU vLLM runs its workers in processes of their own, by this executor's base
+    has_executor = arguments["worker_cls"] == CPU_WORKER and _DISTRIBUTION.isdisjoint(names)
     return ServeCommand(
         [
             *base,
@@ -97,6 +102,7 @@ def serve_command(
             arguments["worker_cls"],
             # a scheduler of the user's own takes drafts under a grammar for chains
             *([] if _SCHEDULER in names else [_SCHEDULER, arguments["scheduler_cls"]]),
+            *([_EXECUTOR, EXECUTOR] if has_executor else []),
             "--speculative-config",
             json.dumps(arguments["speculative_config"]),
             *(["--no-async-scheduling"] if arguments.get("async_scheduling") is False else []),

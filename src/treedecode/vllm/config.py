@@ -20,6 +20,7 @@ GPU_WORKER = "treedecode.vllm.gpu_worker.TreeGPUWorker"
 WORKERS = (CPU_WORKER, GPU_WORKER)
 PROPOSER = "treedecode.vllm.proposer.TreeProposer"
 SCHEDULER = "treedecode.vllm.scheduler.TreeScheduler"
+EXECUTOR = "treedecode.vllm.executor.TreeExecutor"
 # vLLM's own limit on drafts per request and step.
 MAX_BUDGET = 128
 DEFAULT_BUDGET = 12
@@ -196,8 +197,11 @@ def engine_args(
     }
 
 
+def is_named(cls: object, name: str) -> bool:
+    """Whether ``cls``, a class or the name that vLLM was given for it, is the class of that qualified name."""
+    return cls == name or (isinstance(cls, type) and f"{cls.__module__}.{cls.__qualname__}" == name)
+
+
 def is_tree_scheduler(scheduler_cls: object) -> bool:
     """Whether vLLM's ``scheduler_cls`` is ours, which follows trees with a grammar and tells workers of resets."""
-    if isinstance(scheduler_cls, type):
-        return f"{scheduler_cls.__module__}.{scheduler_cls.__qualname__}" == SCHEDULER
-    return scheduler_cls == SCHEDULER
+    return is_named(scheduler_cls, SCHEDULER)

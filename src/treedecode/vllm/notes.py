@@ -1,4 +1,4 @@
-"""What the scheduler with trees tells the workers beside vLLM's ``SchedulerOutput``. Imports no vLLM."""
+"""What scheduler, workers and executor with trees tell each other beside vLLM's own messages. Imports no vLLM."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from treedecode.vllm.grammar import KeptTree
 
-# among the attributes of vLLM's SchedulerOutput, which travels as it is
+# among the attributes of vLLM's SchedulerOutput and ModelRunnerOutput, which travel as they are
 _NAME = "treedecode_notes"
 
 
@@ -35,3 +35,23 @@ class SchedulerNotes:
 
 
 _NOTHING = SchedulerNotes()
+
+
+@dataclass(frozen=True)
+class SentDrafts:
+    """The drafts of a step, sent with what it sampled.
+
+    Attributes:
+        drafts: vLLM's ``DraftTokenIds``; None where nothing was drafted.
+    """
+
+    drafts: Any
+
+    def send_with(self, model_output: Any) -> None:
+        """Let them travel with vLLM's ``ModelRunnerOutput``."""
+        setattr(model_output, _NAME, self)
+
+    @classmethod
+    def of(cls, model_output: Any) -> SentDrafts | None:
+        """What was sent with vLLM's ``ModelRunnerOutput``; None where nothing was, or it has not come yet."""
+        return getattr(model_output, _NAME, None)

@@ -27,6 +27,7 @@ _COMMON = {
         "_prepare_inputs": ["self", "scheduler_output", "num_scheduled_tokens"],
         "_sample": ["self", "logits", "spec_decode_metadata"],
         "_input_fits_in_drafter": ["self", "common_attn_metadata"],
+        "take_draft_token_ids": ["self"],
         "propose_draft_token_ids": [
             "self",
             "scheduler_output",
@@ -44,6 +45,14 @@ _COMMON = {
         "update_draft_token_ids": ["self", "draft_token_ids"],
         "get_grammar_bitmask": ["self", "scheduler_output"],
         "reset_prefix_cache": ["self", "reset_running_requests", "reset_connector"],
+    },
+    "vllm.v1.worker.gpu_worker.Worker": {
+        "sample_tokens": ["self", "grammar_output"],
+        "take_draft_token_ids": ["self"],
+    },
+    "vllm.v1.executor.multiproc_executor.MultiprocExecutor": {
+        "sample_tokens": ["self", "grammar_output", "non_block"],
+        "take_draft_token_ids": ["self"],
     },
     "vllm.v1.structured_output.StructuredOutputManager": {
         "_get_constraint_bounds": ["self", "request", "spec_tokens", "spec_tokens_committed"],

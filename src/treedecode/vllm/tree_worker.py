@@ -13,9 +13,11 @@ check_version()
 from vllm.logger import init_logger  # noqa: E402
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend  # noqa: E402
 from vllm.v1.attention.selector import _cached_get_attn_backend  # noqa: E402
+from vllm.v1.outputs import ModelRunnerOutput  # noqa: E402
 
-from treedecode.vllm.config import TreeOptions  # noqa: E402
+from treedecode.vllm.config import EXECUTOR, TreeOptions, is_named  # noqa: E402
 from treedecode.vllm.measure import measure_steps  # noqa: E402
+from treedecode.vllm.notes import SentDrafts  # noqa: E402
 from treedecode.vllm.runner import TreeRunnerMixin  # noqa: E402
 from treedecode.vllm.selftest import self_test  # noqa: E402
 
@@ -46,6 +48,7 @@ class TreeWorkerMixin(_Base):
         check_signatures(self.device_type)
         check_config(vllm_config, self.device_type)
         super().__init__(vllm_config, *args, **kwargs)
+        self._sends_drafts = is_named(vllm_config.parallel_config.distributed_executor_backend, EXECUTOR)
 
     def init_device(self) -> None:
         # Another engine of this process may have chosen its backend before.
@@ -69,6 +72,12 @@ class TreeWorkerMixin(_Base):
         runner.start_metrics()
         logger.info("Trees are on; the self-test passed on %d kinds of attention layers.", num_kinds)
         return times
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        output = super().sample_tokens(grammar_output)
+        if self._sends_drafts and isinstance(output, ModelRunnerOutput) and output.req_ids:
+            SentDrafts(self.take_draft_token_ids()).send_with(output)
+        return output
 
     def tree_counts(self) -> dict[str, Any]:
         """What the trees did so far: the fields and rates of ``TreeCounts``.
