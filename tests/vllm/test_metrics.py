@@ -61,6 +61,24 @@ def test_every_step_adds_what_is_new():
     assert value("accepted_by_rank_total", "one", rank="1") == 1
 
 
+def test_nothing_is_passed_on_before_the_interval_and_nothing_is_lost(monkeypatch):
+    from treedecode.vllm import metrics as module
+
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    metrics, counts = module.TreeMetrics("three", 0), TreeCounts()
+    metrics.record(counts)
+    bare = DraftTree.root_only(1)
+    for expected in (0, 0, 3):
+        now[0] += 0.2
+        counts.add_step([(bare, accept_greedy(bare, [2]))])
+        metrics.record(counts, interval_s=0.5)
+        assert value("steps_total", "three") == expected
+    counts.add_step([(bare, accept_greedy(bare, [2]))])
+    metrics.record(counts)
+    assert value("steps_total", "three") == 4
+
+
 def test_a_second_engine_of_the_process_and_new_counters_count_on():
     from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 

@@ -56,8 +56,11 @@ def test_ended_requests_are_forgotten_in_the_same_order_on_all_ranks(monkeypatch
     runner = Runner()
     runner.drafter = SimpleNamespace(forget=calls.append, clear_shared=lambda: calls.append("clear"))
     runner._ends = SimpleNamespace(forget=lambda request_id: None)
+    passed_on = []
+    runner.counts, runner._metrics = "counts", SimpleNamespace(record=passed_on.append)
     output = SimpleNamespace(finished_req_ids={"b", "c", "a", "d"}, scheduled_new_reqs=[])
     assert runner._update_states(output) == "stock" and calls == ["a", "b", "c", "d"]
+    assert passed_on == ["counts"]
     SchedulerNotes(forgets=True).send_with(output)
     runner._update_states(output)
     assert calls[4:] == ["a", "b", "c", "d", "clear"]

@@ -66,7 +66,9 @@ def test_a_gpu_worker_chooses_our_backend_for_target_and_drafter(gpu_worker):
 
     attention = SimpleNamespace(backend=AttentionBackendEnum.TRITON_ATTN, backend_per_kind={"x": "y"})
     config = SimpleNamespace(
-        attention_config=attention, speculative_config=SimpleNamespace(attention_backend=None)
+        parallel_config=SimpleNamespace(distributed_executor_backend="mp"),
+        attention_config=attention,
+        speculative_config=SimpleNamespace(attention_backend=None),
     )
     worker = gpu_worker.TreeGPUWorker(config, 3)
     assert (worker.vllm_config, worker.local_rank) == (config, 3)

@@ -74,14 +74,19 @@ class TreeMetrics:
     def __init__(self, model_name: str, engine: int) -> None:
         self._labels = model_name, str(engine)
         self._counts: TreeCounts | None = None
-        self._logged_at = time.monotonic()
+        self._passed_on_at = self._logged_at = time.monotonic()
 
-    def record(self, counts: TreeCounts) -> None:
-        """Pass on what was counted since the last call; a line is logged every ``VLLM_LOG_STATS_INTERVAL`` seconds.
+    def record(self, counts: TreeCounts, interval_s: float = 0.0) -> None:
+        """Pass on what was counted since the last time; a line is logged every ``VLLM_LOG_STATS_INTERVAL`` seconds.
 
         Args:
             counts: the engine's, in general the same object at every call; others start from zero.
+            interval_s: seconds since the last time before which nothing is done.
         """
+        now = time.monotonic()
+        if now - self._passed_on_at < interval_s:
+            return
+        self._passed_on_at = now
         if counts is not self._counts:
             if self._counts is None:
                 # not before: vLLM empties the registry of its metrics while an engine is made
@@ -99,7 +104,6 @@ class TreeMetrics:
             gauge = collectors[field].labels(*self._labels)
             assert isinstance(gauge, Gauge)
             gauge.set(getattr(counts, field))
-        now = time.monotonic()
         if now - self._logged_at >= envs.VLLM_LOG_STATS_INTERVAL:
             recent = counts.since(self._logged)
             self._logged, self._logged_at = counts.copy(), now

@@ -44,6 +44,9 @@ else:
 # vLLM shows the messages of loggers below its own
 logger = init_logger(f"vllm.{__name__}")
 
+# Seconds after which counters are passed on while no request ends.
+_METRICS_S = 0.5
+
 
 class TreeRunnerMixin(_Base):
     """To stand before a V1 runner in a class's bases; ``start_trees`` must be called once, before models are loaded.
@@ -107,6 +110,8 @@ class TreeRunnerMixin(_Base):
             self._proposer.clear_shared()
         for started in scheduler_output.scheduled_new_reqs:
             self._ends.forget(started.req_id)
+        if scheduler_output.finished_req_ids and self._metrics is not None:
+            self._metrics.record(self.counts)
         return super()._update_states(scheduler_output)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
@@ -319,7 +324,8 @@ class TreeRunnerMixin(_Base):
         self._kept_ms = self._proposer.kept_ms
         self._draft_ms = 1e3 * (time.perf_counter() - began) - self._kept_ms
         if self._metrics is not None:
-            self._metrics.record(self.counts)
+            ends = any(self._ends.has_ended(limit.request_id) for limit in limits)
+            self._metrics.record(self.counts, 0.0 if ends else _METRICS_S)
         return drafts
 
     def _request_limits(self, sampled: Any) -> list[RequestLimits]:

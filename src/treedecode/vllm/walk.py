@@ -24,7 +24,10 @@ def walk_rows(trees: Sequence[DraftTree], sampled_ids: Sequence[int]) -> list[Ac
     walks, first = [], 0
     for tree in trees:
         end = first + tree.num_nodes
-        walks.append(accept_greedy(tree, sampled_ids[first:end]))
+        if tree.num_nodes == 1:
+            walks.append(Acceptance([0], [sampled_ids[first]], 0))
+        else:
+            walks.append(accept_greedy(tree, sampled_ids[first:end]))
         first = end
     return walks
 
