@@ -1,13 +1,13 @@
 """Decode speed of vLLM with trees against stock vLLM, over HTTP: ``python benchmarks/vllm_serve.py MODEL``.
 
-One server per variant, all up at once and idle but one: trees as ``treedecode serve`` starts them, stock without
-speculation, and stock with n-gram and suffix drafts (the latter where ``arctic_inference`` is installed; without its
-store of earlier answers, which would hold the very answers of the round before). A run keeps 1, 2, 4, 8 or 16 requests
-in flight, each replaced by the next prompt when it ends, and counts the tokens that come while all places are taken:
-decode tokens, for a single request. Each variant makes the same runs in turn, at least ``--pairs`` of every size and
-one per prompt at one request; the order turns from run to run. Stock's own drafts are compared at one request alone.
-Texts are compared with stock's. What requests take from their first token to their last is kept beside: with trees some
-end early and others late. It writes ``benchmarks/results/vllm_serve.json``; exits with 1 if a bar is missed.
+One server per variant, idle while another is asked: trees as ``treedecode serve`` starts them, stock without
+speculation, and, at one request alone, stock with n-gram and then with suffix drafts (the latter where
+``arctic_inference`` is installed; without its store of earlier answers, which would hold the very answers of the round
+before). A run keeps 1, 2, 4, 8 or 16 requests in flight, each replaced by the next prompt when it ends, and counts the
+tokens that come while all places are taken: decode tokens, for a single request. Each variant makes the same runs in
+turn, at least ``--pairs`` of every size and one per prompt at one request; the order turns from run to run. Texts are
+compared with stock's. What requests take from their first token to their last is kept beside: with trees some end early
+and others late. It writes ``benchmarks/results/vllm_serve.json``; exits with 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,39 @@ def tokens_per_s(answers: list[Answer], width: int) -> float:
     return sum(answer.num_tokens_at(end) - answer.num_tokens_at(begin) for answer in answers) / (end - begin)
 
 
+@dataclass
+class Runs:
+    """What was measured of some servers at one number of requests at once.
+
+    Attributes:
+        width: requests at once.
+        speeds: tokens per second of every run, by variant.
+        request_s: from first to last token of every request, by variant.
+        num_different: texts that differ from stock's.
+    """
+
+    width: int
+    speeds: dict[str, list[float]] = field(default_factory=dict)
+    request_s: dict[str, list[float]] = field(default_factory=dict)
+    num_different: int = 0
+
+    def measure(self, servers: dict[str, Server], prompts: list[str], pairs: int, num_tokens: int) -> None:
+        """Run the servers in turn."""
+        names, size = list(servers), self.width * ROUNDS if self.width > 1 else 1
+        for number in range(max(pairs, len(prompts) // size)):
+            chosen = [prompts[(number * size + place) % len(prompts)] for place in range(size)]
+            texts = {}
+            for place in range(len(names)):
+                name = names[(place + number) % len(names)]
+                answers = servers[name].run(chosen, self.width, num_tokens)
+                texts[name] = [answer.text for answer in answers]
+                self.speeds.setdefault(name, []).append(tokens_per_s(answers, self.width))
+                self.request_s.setdefault(name, []).extend(answer.decode_s for answer in answers)
+            for of_server in texts.values():
+                self.num_different += sum(a != b for a, b in zip(of_server, texts["plain"], strict=True))
+        print(f"{self.width} at once: {', '.join(names)} done", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
@@ -159,85 +193,82 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--pairs", type=int, default=9, help="At least so many runs of every size.")
     parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCY)
-    parser.add_argument("--variants", nargs="+", default=["trees", "plain", *SPECULATION])
+    parser.add_argument("--speculation", nargs="*", choices=list(SPECULATION), default=list(SPECULATION))
     parser.add_argument("--dtype", default="float32")
     arguments = parser.parse_args()
-    variants = list(arguments.variants)
-    if "suffix" in variants and importlib.util.find_spec("arctic_inference") is None:
+    speculation = list(arguments.speculation)
+    if "suffix" in speculation and importlib.util.find_spec("arctic_inference") is None:
         print("suffix is left out: arctic_inference is not installed")
-        variants.remove("suffix")
+        speculation.remove("suffix")
     prompts = [prompt["turns"][0] for prompt in load_prompts(arguments.prompts)]
     flags = ["--dtype", arguments.dtype, "--max-model-len", "2048", "--max-num-seqs", "16", "--seed", "0"]
     flags += ["--kv-cache-memory-bytes", str(CACHE_BYTES)]  # the servers share the memory
-    speeds: dict[int, dict[str, list[float]]] = {}
-    seconds: dict[int, dict[str, list[float]]] = {}
-    num_different = 0
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers = {}
-        for variant in variants:  # one after the other: they measure while they start
-            servers[variant] = stack.enter_context(Server(variant, arguments.model, flags, folder))
-            servers[variant].wait()
-            servers[variant].complete(prompts[0], 16)
+    measured: list[Runs] = []
+
+    @contextmanager
+    def started(names: Sequence[str]) -> Iterator[dict[str, Server]]:
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            servers = {}
+            for name in names:  # one after the other: they measure while they start
+                servers[name] = stack.enter_context(Server(name, arguments.model, flags, folder))
+                servers[name].wait()
+                servers[name].complete(prompts[0], 16)
+            yield servers
+
+    def measure(width: int, servers: dict[str, Server]) -> None:
+        measured.append(Runs(width))
+        measured[-1].measure(servers, prompts, arguments.pairs, arguments.tokens)
+
+    with started(["trees", "plain"]) as ours:
         for width in arguments.concurrency:
-            compared = variants if width == 1 else [name for name in variants if name not in SPECULATION]
-            size = width * ROUNDS if width > 1 else 1
-            for number in range(max(arguments.pairs, len(prompts) // size)):
-                chosen = [prompts[(number * size + place) % len(prompts)] for place in range(size)]
-                texts = {}
-                for place in range(len(compared)):
-                    variant = compared[(place + number) % len(compared)]
-                    answers = servers[variant].run(chosen, width, arguments.tokens)
-                    texts[variant] = [answer.text for answer in answers]
-                    speeds.setdefault(width, {}).setdefault(variant, []).append(tokens_per_s(answers, width))
-                    taken = seconds.setdefault(width, {}).setdefault(variant, [])
-                    taken += [answer.decode_s for answer in answers]
-                num_different += sum(
-                    text != plain
-                    for texts_of in texts.values()
-                    for text, plain in zip(texts_of, texts.get("plain", texts_of), strict=True)
-                )
+            if width > 1 or not speculation:
+                measure(width, ours)
+        if 1 in arguments.concurrency:
+            for name in speculation:  # not all at once: servers take memory
+                with started([name]) as stock:
+                    measure(1, ours | stock)
     setup = vars(arguments) | {"model": Path(arguments.model).name, "prompts": arguments.prompts.name}
-    return report(setup, speeds, seconds, num_different)
+    return report(setup, measured)
 
 
-def report(
-    setup: dict[str, Any],
-    speeds: dict[int, dict[str, list[float]]],
-    seconds: dict[int, dict[str, list[float]]],
-    num_different: int,
-) -> int:
+def report(setup: dict[str, Any], measured: list[Runs]) -> int:
     """Save and print the speeds and ratios; 1 if a bar is missed."""
-    ratios, missed = {}, []
-    for width, by_variant in speeds.items():
-        trees = by_variant.get("trees", [])
-        for other, values in by_variant.items():
-            if other != "trees" and trees:
-                ratio = geomean_interval([a / b for a, b in zip(trees, values, strict=True)])
-                bar = NEVER_BELOW if width > 1 else OVER_PLAIN if other == "plain" else OVER_STOCK
-                ratios[f"trees / {other} at {width}"] = ratio | {"bar": bar}
-                if ratio["geomean"] < bar and (other == "plain" or width == 1):
-                    missed.append(f"trees / {other} at {width}")
-    means = {width: {name: sum(v) / len(v) for name, v in by.items()} for width, by in speeds.items()}
-    quartiles = {
-        width: {name: statistics.quantiles(values, n=4) for name, values in by.items()}
-        for width, by in seconds.items()
-    }
+    ratios, missed, speeds, seconds = {}, [], {}, {}
+    for width in sorted({runs.width for runs in measured}):
+        of_width = [runs for runs in measured if runs.width == width]
+        names = list(dict.fromkeys(name for runs in of_width for name in runs.speeds))
+        for name in names:
+            having = [runs for runs in of_width if name in runs.speeds]
+            values = [value for runs in having for value in runs.speeds[name]]
+            speeds.setdefault(width, {})[name] = statistics.fmean(values)
+            taken = [value for runs in having for value in runs.request_s[name]]
+            seconds.setdefault(width, {})[name] = statistics.quantiles(taken, n=4)
+            if name == "trees":
+                continue
+            pairs = [
+                pair for runs in having for pair in zip(runs.speeds["trees"], runs.speeds[name], strict=True)
+            ]
+            bar = NEVER_BELOW if width > 1 else OVER_PLAIN if name == "plain" else OVER_STOCK
+            ratio = geomean_interval([ours / other for ours, other in pairs])
+            ratios[f"trees / {name} at {width}"] = ratio | {"bar": bar}
+            if ratio["median"] < bar:
+                missed.append(f"trees / {name} at {width}")
+    num_different = sum(runs.num_different for runs in measured)
     result = {
         "setup": setup,
-        "tokens_per_s": means,
-        "quartiles_of_request_s": quartiles,
+        "tokens_per_s": speeds,
+        "quartiles_of_request_s": seconds,
         "ratios": ratios,
         "num_different_texts": num_different,
     }
     write_result("vllm_serve", result)
-    for width, by_variant in means.items():
-        print(
-            f"{width:3d} at once: " + ", ".join(f"{name} {speed:.1f}/s" for name, speed in by_variant.items())
-        )
+    for width, by_name in speeds.items():
+        print(f"{width:3d} at once: " + ", ".join(f"{name} {speed:.1f}/s" for name, speed in by_name.items()))
     for name, ratio in ratios.items():
         print(
-            f"{name:24s} {ratio['geomean']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}], bar {ratio['bar']}"
+            f"{name:24s} {ratio['median']:.2f}, geometric mean {ratio['geomean']:.2f} "
+            f"[{ratio['low']:.2f}, {ratio['high']:.2f}], bar {ratio['bar']}"
         )
     print(f"texts that differ from plain: {num_different}; missed: {', '.join(missed) or 'nothing'}")
     return int(bool(missed))
