@@ -15,7 +15,7 @@ from treedecode.tree import DraftTree
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SECONDS = 5.0
 _MAX_REPEATS = 5
-# Tokens before the root of every request.
+# Tokens before the root of every request, while costs are measured.
 _CONTEXT = 32
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ def measure_steps(runner: Any) -> CostCurve:
     Args:
         runner: the model runner with its caches set up. Its counters are reset.
     """
-    steps = _MadeUpSteps(runner)
+    steps = MadeUpSteps(runner)
     began = time.perf_counter()
 
     def time_is_left(share: float) -> bool:
@@ -61,11 +61,17 @@ def measure_steps(runner: Any) -> CostCurve:
     return CostCurve.fit(list(times), least)
 
 
-class _MadeUpSteps:
-    """Runs steps that no user asked for."""
+class MadeUpSteps:
+    """Runs steps that no user asked for, of requests whose cached tokens were never computed.
 
-    def __init__(self, runner: Any) -> None:
-        self._runner = runner
+    Args:
+        runner: the model runner with its caches set up.
+        context: tokens before the root of every request.
+        chains: drafts are chains and of the scheduler's making, which stock runners know, too.
+    """
+
+    def __init__(self, runner: Any, context: int = _CONTEXT, chains: bool = False) -> None:
+        self._runner, self._context, self._chains = runner, context, chains
         self._running: set[str] = set()
         self._vocab_size = runner.model_config.get_vocab_size()
         self._tree_rows = 1 + runner.num_spec_tokens
@@ -81,7 +87,7 @@ class _MadeUpSteps:
         return (
             num_rows <= runner.max_num_tokens
             and len(sizes) <= runner.max_num_reqs
-            and _CONTEXT + max(sizes) < runner.max_model_len
+            and self._context + max(sizes) < runner.max_model_len
             and num_blocks <= runner.kv_cache_config.num_blocks
         )
 
@@ -105,7 +111,7 @@ class _MadeUpSteps:
         return [self._tree_rows] * whole + [rest] * (rest > 0)
 
     def _num_blocks(self, size: int) -> list[int]:
-        return [-(-(_CONTEXT + size) // block_size) for block_size in self._block_sizes]
+        return [-(-(self._context + size) // block_size) for block_size in self._block_sizes]
 
     def _scheduled(self, num_rows: int) -> SchedulerOutput:
         output = SchedulerOutput.make_empty()
@@ -122,25 +128,28 @@ class _MadeUpSteps:
             output.scheduled_new_reqs.append(
                 NewRequestData(
                     req_id=name,
-                    prompt_token_ids=[tree.token_tuple[0]] * (_CONTEXT + 1),
+                    prompt_token_ids=[tree.token_tuple[0]] * (self._context + 1),
                     mm_features=[],
                     # one more token only: nothing is drafted, though a drafter of vLLM's runs its first pass
                     sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
                     pooling_params=None,
                     block_ids=tuple(blocks),
-                    num_computed_tokens=_CONTEXT,
+                    num_computed_tokens=self._context,
                     lora_request=None,
                 )
             )
             output.num_scheduled_tokens[name] = size
             if tree.num_drafted:
                 output.scheduled_spec_decode_tokens[name] = list(tree.token_tuple[1:])
-                self._runner.drafter.proposed[name] = tree
+                if not self._chains:
+                    self._runner.drafter.proposed[name] = tree
             self._running.add(name)
         output.total_num_scheduled_tokens = num_rows
         return output
 
     def _tree(self, num_nodes: int) -> DraftTree:
-        """A spine with a second leaf at every depth; tokens that are not likely to be right."""
+        """A spine with a second leaf at every depth, or a chain; tokens that are not likely to be right."""
         parents = [-1, *(max(0, (node - 1) // 2 * 2 - 1) for node in range(1, num_nodes))]
+        if self._chains:
+            parents = list(range(-1, num_nodes - 1))
         return DraftTree.trusted(parents, [(5 + 7919 * node) % self._vocab_size for node in range(num_nodes)])
