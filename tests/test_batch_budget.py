@@ -7,7 +7,7 @@ import random
 import pytest
 
 from treedecode.accept import Acceptance
-from treedecode.batch_budget import BatchPlanner, siblings_in_order
+from treedecode.batch_budget import BatchPlanner, least_reach, siblings_in_order
 from treedecode.cost import CostCurve
 from treedecode.gains import PlainReference
 from treedecode.guard import Mode
@@ -334,3 +334,25 @@ def test_the_time_of_drafting_makes_drafts_shallower():
     planner.cut({"a": tree}, [0], 4)
     planner.record({"a": (tree, Acceptance([0], [99], 0))}, 10.0, 12.0)
     assert 0 < planner.depth(1, shape, 0) < 4
+
+
+def test_the_least_reach_is_that_of_the_last_node_taken_or_of_the_likeliest_left_out():
+    trees = {"a": drafted(1), "b": drafted(1, 0.9, 0.05)}
+    reach = {"a": [1.0, 0.7, 0.5, 0.2], "b": [1.0, 0.9, 0.8], "c": [1.0]}
+    assert least_reach({"a": trees["a"].prefix(2), "b": trees["b"].prefix(1)}, reach) == 0.5
+    assert least_reach({"a": trees["a"].prefix(0), "b": trees["b"].prefix(0)}, reach) == 0.9
+
+
+def test_no_less_is_asked_of_drafters_than_what_was_worth_a_row():
+    reference = PlainReference()
+    reference.add(1.0)
+    planner = BatchPlanner(ROOF, 4096, reference=lambda _: reference)
+    assert planner.min_reach(64) == 0.0
+    trees = {str(number): drafted(1) for number in range(64)}
+    planner.cut(trees, [100] * 64)
+    least = planner.min_reach(64)
+    # past the roof not even the likeliest node is: it stays on offer all the same
+    assert 0.0 < least < 0.7 and planner.min_reach(1) == 0.0
+    for _ in range(20):
+        planner.plan_plain([100] * 64)
+    assert planner.min_reach(64) < 1e-5

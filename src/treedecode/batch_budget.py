@@ -18,6 +18,8 @@ from treedecode.shape import TreeShape
 from treedecode.surface import Cost
 from treedecode.tree import DraftTree
 
+# Of the least reach that was worth a row in the last step: what is less likely need not be drafted for the next.
+_STILL_DRAFTED = 0.5
 # What a request is called: an id of the engine's, or its place.
 Name = TypeVar("Name", bound=Hashable)
 
@@ -73,6 +75,7 @@ class BatchPlanner:
         self._max_rows, self._reference, self._told = max_rows, reference, told
         self._guards: dict[int, Guard] = {}
         self._rests: dict[int, DraftRest] = {}
+        self._least: dict[int, float] = {}  # reach that was worth a row
         self._judged: dict[int, set[Hashable]] = {}  # the requests that a guard goes by
         self._estimates = EdgeEstimates()
         self._depths = DraftDepth()
@@ -82,6 +85,10 @@ class BatchPlanner:
     def drafts(self, num_requests: int) -> bool:
         """Whether trees are wanted for the next step of so many requests; if not, ``plan_plain`` is called."""
         return self._guard(num_requests).drafts and not self._rest(num_requests).rests
+
+    def min_reach(self, num_requests: int) -> float:
+        """Reach below which nodes need not be drafted for the next step of so many requests, by what the last took."""
+        return _STILL_DRAFTED * self._least.get(batch_class(num_requests), 0.0)
 
     def depth(self, num_requests: int, shape: TreeShape, prefix_len: int) -> int:
         """How deep to draft for the next step, where drafting itself takes its time; 0 for not at all.
@@ -129,12 +136,14 @@ class BatchPlanner:
             self._looks.append(
                 PendingLook(cut, allocation.cost_ms, chain_cut, chain_allocation.cost_ms, plain_ms)
             )
-            cut, allocation = chain_cut, chain_allocation
+            drafted, cut, allocation = chains, chain_cut, chain_allocation
         promised = allocation.expected_tokens / num_requests - 1.0
         if guard.mode is Mode.NONE:
             cut, promised = {name: tree.prefix(0) for name, tree in trees.items()}, 0.0
         else:
             self._rest(num_requests).planned(num_drafted, len(allocation.order))
+            reach = {name: of_nodes for name, (_, of_nodes) in drafted.items()}
+            self._least[batch_class(num_requests)] = least_reach(cut, reach)
         self._plan = _Plan(guard, num_requests, context, promised, depth)
         return cut
 
@@ -147,6 +156,8 @@ class BatchPlanner:
         """
         num_requests = len(prefix_lens)
         self._rest(num_requests).planned(0, 0)
+        # so that a drafter that had nothing so likely is asked for less
+        self._least[batch_class(num_requests)] = self.min_reach(num_requests)
         self._plan = _Plan(
             self._guard(num_requests), num_requests, sum(prefix_lens) // num_requests, 0.0, depth
         )
@@ -238,6 +249,19 @@ class BatchPlanner:
         if timed is not None:
             for look in done:
                 timed.guard.looked(look.result)
+
+
+def least_reach(cut: Mapping[Name, DraftTree], reach: Mapping[Name, Sequence[float]]) -> float:
+    """Reach of the least likely node of trees that were cut; where nothing is left, of the likeliest one before.
+
+    Args:
+        cut: by request.
+        reach: of every node before the cut, root first, descending.
+    """
+    taken = [reach[name][tree.num_drafted] for name, tree in cut.items() if tree.num_drafted]
+    return min(
+        taken, default=max((of_nodes[1] for of_nodes in reach.values() if len(of_nodes) > 1), default=0.0)
+    )
 
 
 def siblings_in_order(shape: TreeShape, reach: Sequence[float]) -> list[float]:

@@ -63,7 +63,7 @@ def dense(query, keys, values, visible, scale, soft_cap):
     return out
 
 
-@pytest.mark.parametrize("window", [None, 4, 20, 40])
+@pytest.mark.parametrize("window", [None, 1, 4, 20, 40])
 @pytest.mark.parametrize(("kv_heads", "heads", "soft_cap"), [(1, 4, 0.0), (2, 6, 0.0), (3, 3, 5.0)])
 @pytest.mark.parametrize("isa", ISAS)
 def test_ragged_trees_equal_a_dense_computation(isa, kv_heads, heads, soft_cap, window):
@@ -89,9 +89,10 @@ def test_ragged_trees_equal_a_dense_computation(isa, kv_heads, heads, soft_cap, 
     layout = cpu_cache.block_layout(isa, torch.float32, BLOCK, HEAD)
     seen = 0
     for padded in padded_trees(step, table, BLOCK, window):
-        out = tree_attention(query, key, value, cache, layout, padded, scale, soft_cap)
+        at = padded.places
+        out = tree_attention(query[at], key[at], value[at], cache, layout, padded, scale, soft_cap)
         got = torch.empty_like(query)
-        got[padded.places[padded.real]] = out[padded.real]
+        got[at.flatten()[padded.real]] = out.flatten(0, 1)[padded.real]
         for rows, (keys, values) in zip(trees, prefixes, strict=True):
             nodes = slice(rows.first_row, rows.first_row + rows.tree.num_nodes)
             if not torch.isin(padded.places[:, 0], torch.tensor([rows.first_row])).any():

@@ -39,9 +39,9 @@ def _change_views(patch, change):
 
 def prefix_not_visible(patch):
     def change(view):
-        visible = view.visible.clone()
-        visible[..., : -view.places.shape[1]] = False
-        return replace(view, visible=visible)
+        bias = view.bias.clone()
+        bias[..., : -view.places.shape[1]] = float("-inf")
+        return replace(view, bias=bias)
 
     _change_views(patch, change)
 

@@ -44,6 +44,7 @@ class DraftContext:
         max_drafted: never return more drafted nodes.
         max_depth: never return a deeper node; 0 means the root alone.
         rows: what the target said since the previous ``propose``, prompt rows first; may be empty.
+        min_reach: a hint: nodes that are less likely to be reached will not be verified.
     """
 
     token_ids: list[int]
@@ -51,6 +52,7 @@ class DraftContext:
     max_drafted: int
     max_depth: int
     rows: tuple[VerifiedRows, ...] = ()
+    min_reach: float = 0.0
 
 
 @runtime_checkable

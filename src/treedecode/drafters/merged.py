@@ -75,6 +75,7 @@ class MergedDrafter:
         """The best tree of at most ``max_drafted`` nodes; scores are log reach."""
         self._observe(context)
         max_drafted, max_depth, edges = context.max_drafted, context.max_depth, self._edges
+        min_reach = max(MIN_REACH, context.min_reach)
         parents, tokens, reach, sources = [-1], [self._root_tail[-1]], [1.0], ["root"]
         heap: list[_Offer] = []
         arrived = 0
@@ -82,7 +83,7 @@ class MergedDrafter:
         while len(parents) <= max_drafted:
             if depth < max_depth:
                 found = self._found[tail, match] = self._candidates(tail, match)
-                least = MIN_REACH / reach[node]
+                least = min_reach / reach[node]
                 siblings = [
                     (-reach[node] * prob, i)
                     for i, prob in enumerate(edges.probabilities(found))

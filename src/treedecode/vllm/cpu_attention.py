@@ -83,12 +83,19 @@ class TreeCPUImpl(TreeImpl, CPUAttentionBackendImpl):
             metadata.views[window] = padded_trees(step, metadata.block_table, block_size, window)
         layout = block_layout(layer.isa, kv_cache.dtype, block_size, self.head_size)
         stashed = step.stash[layer.layer_name]
-        query = query[step.rows]
         for trees in metadata.views[window]:
             attended = tree_attention(
-                query, stashed.key, stashed.value, kv_cache, layout, trees, self.scale, self.logits_soft_cap
+                query[step.rows[trees.places]],
+                stashed.key[trees.places],
+                stashed.value[trees.places],
+                kv_cache,
+                layout,
+                trees,
+                self.scale,
+                self.logits_soft_cap,
             )
-            output[step.rows[trees.places[trees.real]]] = attended[trees.real].to(output.dtype)
+            places = trees.places.flatten()[trees.real]
+            output[step.rows[places]] = attended.flatten(0, 1)[trees.real].to(output.dtype)
 
 
 def tree_attention(
@@ -104,8 +111,8 @@ def tree_attention(
     """Attention of tree nodes to the cached prefix and to their ancestors, in float32.
 
     Args:
-        query: ``[R, query_heads, head_size]``, all tree rows.
-        key: ``[R, kv_heads, head_size]``.
+        query: ``[B, N, query_heads, head_size]``.
+        key: ``[B, N, kv_heads, head_size]``.
         value: as ``key``.
         kv_cache: ``[num_blocks, kv_heads, block_size, 2 * head_size]``.
         layout: of a block.
@@ -116,27 +123,23 @@ def tree_attention(
     Returns:
         float32 ``[B, N, query_heads, head_size]``; padding rows are of no meaning.
     """
-    num_kv_heads, head_size = key.shape[1:]
-    num_trees, width = trees.places.shape
-    # [B, M, H, 2, block_size * head_size] -> keys [B, H, D, T], values [B, H, T, D]
+    num_kv_heads = key.shape[2]
+    width, blocks = query.shape[1], (trees.block_ids.shape[1], kv_cache.shape[2])
+    # [B, M, H, 2, block_size * head_size] -> keys [B, M, H, D, block_size], values [B, M, H, block_size, D]
     raw = kv_cache.view(kv_cache.shape[0], num_kv_heads, 2, -1)[trees.block_ids].float()
-    prefix_keys = layout.keys(raw[:, :, :, 0]).permute(0, 2, 3, 1, 4).flatten(3)
-    prefix_values = layout.values(raw[:, :, :, 1]).transpose(1, 2).flatten(2, 3)
+    prefix_keys, prefix_values = layout.keys(raw[:, :, :, 0]), layout.values(raw[:, :, :, 1])
     # [B, N, H, G, D] -> [B, H, N * G, D]
-    groups = query[trees.places].float().unflatten(2, (num_kv_heads, -1))
+    groups = (query.float() * scale).unflatten(2, (num_kv_heads, -1))
     queries = groups.transpose(1, 2).flatten(2, 3)
-    keys = key[trees.places].float().permute(0, 2, 3, 1)
-    values = value[trees.places].float().transpose(1, 2)
-    scores = torch.cat([queries @ prefix_keys, queries @ keys], dim=-1).mul_(scale)
+    # block by block, so that what was read of the cache is not copied once more
+    prefix_scores = (queries[:, None] @ prefix_keys).permute(0, 2, 3, 1, 4).flatten(3)
+    scores = torch.cat([prefix_scores, queries @ key.float().permute(0, 2, 3, 1)], dim=-1)
     if soft_cap:
-        scores = torch.tanh(scores / soft_cap).mul_(soft_cap)
-    scores = scores.unflatten(2, (width, -1))
-    scores.masked_fill_(~trees.visible[:, None, :, None], float("-inf"))
-    weights = scores.softmax(-1).flatten(2, 3)
-    num_prefix = prefix_keys.shape[-1]
-    attended = weights[..., :num_prefix] @ prefix_values + weights[..., num_prefix:] @ values
-    return (
-        attended.unflatten(2, (width, -1))
-        .transpose(1, 2)
-        .reshape(num_trees, width, query.shape[1], head_size)
-    )
+        scores = scores.div_(soft_cap).tanh_().mul_(soft_cap)
+    scores.unflatten(2, (width, -1)).add_(trees.bias)
+    weights = scores.softmax(-1)
+    num_prefix = prefix_scores.shape[-1]
+    by_block = weights[..., :num_prefix].unflatten(-1, blocks).permute(0, 3, 1, 2, 4)
+    attended = (by_block @ prefix_values).sum(1)
+    attended += weights[..., num_prefix:] @ value.float().transpose(1, 2)
+    return attended.unflatten(2, (width, -1)).transpose(1, 2).flatten(2, 3)

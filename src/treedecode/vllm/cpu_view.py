@@ -19,15 +19,16 @@ class PaddedTrees:
 
     Attributes:
         places: int64 ``[B, N]``, the nodes' places in ``StepTrees.rows``; padding repeats the root.
-        real: bool ``[B, N]``, which nodes are no padding.
+        real: int64, which of the ``B * N`` nodes are no padding.
         block_ids: int64 ``[B, M]``; padding is block 0, which nothing sees.
-        visible: bool ``[B, N, M * block_size + N]``: prefix keys block by block, then the tree's own.
+        bias: float32 ``[B, 1, N, 1, M * block_size + N]``: 0 for the keys that a node sees, minus infinity for others;
+            prefix keys block by block, then the tree's own.
     """
 
     places: Tensor
     real: Tensor
     block_ids: Tensor
-    visible: Tensor
+    bias: Tensor
 
 
 def padded_trees(
@@ -89,6 +90,10 @@ def _pad(
     if window is not None:
         in_prefix = in_prefix & (positions_k > positions_q - window)
         in_tree = in_tree & (positions_q.transpose(1, 2) > positions_q - window)
+    hidden = ~torch.cat([in_prefix, in_tree], dim=2)[:, None, :, None]
     return PaddedTrees(
-        torch.from_numpy(places), torch.from_numpy(real), block_ids, torch.cat([in_prefix, in_tree], dim=2)
+        torch.from_numpy(places),
+        torch.from_numpy(np.flatnonzero(real)),
+        block_ids,
+        torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf")),
     )

@@ -89,6 +89,7 @@ class TreeProposer:
         self.proposed: dict[str, DraftTree] = {}
         self.counts = TreeCounts()
         self.planner: BatchPlanner | None = None
+        self._min_reach = 0.0
         # whether the last ``propose`` asked the drafters
         self.drafts = True
         self._reported: set[str] = set()
@@ -142,6 +143,8 @@ class TreeProposer:
         if self.planner is not None and not self.drafts:
             self.planner.plan_plain(prefix_lens)
             return [[] for _ in ids]
+        if self.planner is not None:
+            self._min_reach = self.planner.min_reach(len(going_on))
         trees = {}
         for row, prefix_len in zip(going_on, prefix_lens, strict=True):
             token_ids = token_ids_cpu[row, : prefix_len + 1]
@@ -158,7 +161,9 @@ class TreeProposer:
         if max_depth < 1:
             return None
         rows, state.rows = tuple(state.rows), []
-        context = DraftContext(state.token_ids, state.prompt_len, self._budget, max_depth, rows)
+        context = DraftContext(
+            state.token_ids, state.prompt_len, self._budget, max_depth, rows, self._min_reach
+        )
         try:
             name = type(state.drafter).__name__
             tree = check_is_tree(state.drafter.propose(context), name)
