@@ -133,7 +133,8 @@ def main() -> None:
                 }
             )
         results[str(size)] = summarise(size, rows)
-    write_result("hf_batched", {"bars": BARS, "batches": results})
+        # after every size: the large ones take long
+        write_result("hf_batched", {"bars": BARS, "batches": results})
 
 
 def summarise(size: int, rows: list[dict[str, Any]]) -> dict[str, Any]:

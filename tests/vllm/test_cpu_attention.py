@@ -92,7 +92,7 @@ def test_ragged_trees_equal_a_dense_computation(isa, kv_heads, heads, soft_cap, 
         at = padded.places
         out = tree_attention(query[at], key[at], value[at], cache, layout, padded, scale, soft_cap)
         got = torch.empty_like(query)
-        got[at.flatten()[padded.real]] = out.flatten(0, 1)[padded.real]
+        got[padded.real_rows] = out.flatten(0, 1)[padded.real]
         for rows, (keys, values) in zip(trees, prefixes, strict=True):
             nodes = slice(rows.first_row, rows.first_row + rows.tree.num_nodes)
             if not torch.isin(padded.places[:, 0], torch.tensor([rows.first_row])).any():

@@ -39,9 +39,9 @@ def _change_views(patch, change):
 
 def prefix_not_visible(patch):
     def change(view):
-        bias = view.bias.clone()
-        bias[..., : -view.places.shape[1]] = float("-inf")
-        return replace(view, bias=bias)
+        hidden = view.hidden.clone()
+        hidden[..., : -view.places.shape[1]] = True
+        return replace(view, hidden=hidden)
 
     _change_views(patch, change)
 

@@ -85,7 +85,7 @@ class TreeCPUImpl(TreeImpl, CPUAttentionBackendImpl):
         stashed = step.stash[layer.layer_name]
         for trees in metadata.views[window]:
             attended = tree_attention(
-                query[step.rows[trees.places]],
+                query[trees.rows],
                 stashed.key[trees.places],
                 stashed.value[trees.places],
                 kv_cache,
@@ -94,8 +94,7 @@ class TreeCPUImpl(TreeImpl, CPUAttentionBackendImpl):
                 self.scale,
                 self.logits_soft_cap,
             )
-            places = trees.places.flatten()[trees.real]
-            output[step.rows[places]] = attended.flatten(0, 1)[trees.real].to(output.dtype)
+            output[trees.real_rows] = attended.flatten(0, 1)[trees.real].to(output.dtype)
 
 
 def tree_attention(
@@ -136,7 +135,7 @@ def tree_attention(
     scores = torch.cat([prefix_scores, queries @ key.float().permute(0, 2, 3, 1)], dim=-1)
     if soft_cap:
         scores = scores.div_(soft_cap).tanh_().mul_(soft_cap)
-    scores.unflatten(2, (width, -1)).add_(trees.bias)
+    scores.unflatten(2, (width, -1)).masked_fill_(trees.hidden, float("-inf"))
     weights = scores.softmax(-1)
     num_prefix = prefix_scores.shape[-1]
     by_block = weights[..., :num_prefix].unflatten(-1, blocks).permute(0, 3, 1, 2, 4)

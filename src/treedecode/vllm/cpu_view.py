@@ -19,16 +19,20 @@ class PaddedTrees:
 
     Attributes:
         places: int64 ``[B, N]``, the nodes' places in ``StepTrees.rows``; padding repeats the root.
+        rows: int64 ``[B, N]``, their rows among the step's tokens.
         real: int64, which of the ``B * N`` nodes are no padding.
+        real_rows: int64, the rows of these.
         block_ids: int64 ``[B, M]``; padding is block 0, which nothing sees.
-        bias: float32 ``[B, 1, N, 1, M * block_size + N]``: 0 for the keys that a node sees, minus infinity for others;
-            prefix keys block by block, then the tree's own.
+        hidden: bool ``[B, 1, N, 1, M * block_size + N]``, keys that a node does not see: prefix keys block by block,
+            then the tree's own.
     """
 
     places: Tensor
+    rows: Tensor
     real: Tensor
+    real_rows: Tensor
     block_ids: Tensor
-    bias: Tensor
+    hidden: Tensor
 
 
 def padded_trees(
@@ -48,7 +52,7 @@ def padded_trees(
         first, end = _blocks(rows, block_size, window)
         buckets[(end - first).bit_length()].append((offset, rows))
         offset += rows.tree.num_nodes
-    return [_pad(bucket, block_table, block_size, window) for bucket in buckets.values()]
+    return [_pad(step, bucket, block_table, block_size, window) for bucket in buckets.values()]
 
 
 def node_depths(rows: TreeRows) -> np.ndarray:
@@ -63,7 +67,11 @@ def _blocks(rows: TreeRows, block_size: int, window: int | None) -> tuple[int, i
 
 
 def _pad(
-    bucket: list[tuple[int, TreeRows]], block_table: Tensor, block_size: int, window: int | None
+    step: StepTrees,
+    bucket: list[tuple[int, TreeRows]],
+    block_table: Tensor,
+    block_size: int,
+    window: int | None,
 ) -> PaddedTrees:
     num_trees = len(bucket)
     width = max(rows.tree.num_nodes for _, rows in bucket)
@@ -90,10 +98,13 @@ def _pad(
     if window is not None:
         in_prefix = in_prefix & (positions_k > positions_q - window)
         in_tree = in_tree & (positions_q.transpose(1, 2) > positions_q - window)
-    hidden = ~torch.cat([in_prefix, in_tree], dim=2)[:, None, :, None]
+    all_rows = step.rows[torch.from_numpy(places)]
+    of_real = torch.from_numpy(np.flatnonzero(real))
     return PaddedTrees(
         torch.from_numpy(places),
-        torch.from_numpy(np.flatnonzero(real)),
+        all_rows,
+        of_real,
+        all_rows.flatten()[of_real],
         block_ids,
-        torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf")),
+        ~torch.cat([in_prefix, in_tree], dim=2)[:, None, :, None],
     )
