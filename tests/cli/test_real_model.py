@@ -75,9 +75,12 @@ def test_ctrl_c():
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
-    first = process.stdout.read(12)
-    process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=60)
+    try:
+        first = process.stdout.read(12)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert first.strip()
     assert rest.endswith("\n")
