@@ -66,6 +66,9 @@ def test_round_trip() -> None:
         ([1], [0.0], ValueError, "positive and finite"),
         ([1], [float("nan")], ValueError, "positive and finite"),
         ([1], [float("inf")], ValueError, "positive and finite"),
+        ([1], [10**400], ValueError, "positive and finite milliseconds, got inf"),
+        ([1], [1e-10], ValueError, "1e-09 to 1e\\+12 milliseconds, got 1e-10"),
+        ([1], [1e13], ValueError, "1e-09 to 1e\\+12 milliseconds, got 1e\\+13"),
         ([1.5], [1.0], TypeError, "must be an integer"),
         ([1], ["fast"], TypeError, "numbers of milliseconds"),
         ([1], ["10"], TypeError, "numbers of milliseconds, got '10'"),
@@ -77,7 +80,7 @@ def test_bad_curves(rows: list, ms: list, error: type[Exception], message: str) 
         td.CostCurve(rows, ms)
 
 
-@pytest.mark.parametrize("text", ["nonsense", "[]", '{"rows": [1]}', '{"rows": 1, "ms": 2}'])
+@pytest.mark.parametrize("text", ["nonsense", "[]", '{"rows": [1]}', '{"rows": 1, "ms": 2}', "[" * 100_000])
 def test_bad_json(text: str) -> None:
     with pytest.raises(ValueError, match="a cost curve must be"):
         td.CostCurve.from_json(text)

@@ -41,6 +41,12 @@ def test_a_calibration(tmp_path: Path) -> None:
         ('{"rows": [1], "ms": [-1]}', "times must be positive"),
         ('{"rows": [1], "ms": ["x"]}', "times must be numbers"),
         ('{"schema_version": 99}', "expected a JSON object of schema_version 1, got 99"),
+        ("[" * 100_000, "expected JSON: lists and objects are nested too deeply"),
+        ('{"schema_version":' + "[" * 100_000, "expected JSON: lists and objects are nested too deeply"),
+        (
+            '{"rows": [1], "ms": [1' + "0" * 400 + "]}",
+            "times must be positive and finite milliseconds, got inf",
+        ),
         ("\xff", "'utf-8' codec can't decode"),
     ],
 )

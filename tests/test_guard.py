@@ -15,6 +15,7 @@ from treedecode.guard import (
     CREDIT,
     LONGEST_REST,
     LOOK_SHARE,
+    MAX_CHANGES,
     NUM_LOOKS,
     REST,
     Guard,
@@ -409,3 +410,12 @@ def test_a_working_text_keeps_what_it_earned_and_nothing_it_owes() -> None:
     guard._account = -3.0
     guard.renew()
     assert guard._account == 0.0
+
+
+def test_a_long_service_keeps_only_the_latest_changes() -> None:
+    guard = Guard()
+    for _ in range(150 * MAX_CHANGES):  # plain steps are measured anew every 256 steps: two changes
+        tree = guard.mode is not Mode.NONE
+        guard.record(3 if tree else 1, 12.0 if tree else 10.0, 0.0, 8 * tree, 2.0, 12.0, 10.0)
+    assert len(guard.changes) == MAX_CHANGES and guard.changes[0].step > 10_000
+    assert guard.changes[-1].step > 149 * MAX_CHANGES

@@ -15,7 +15,7 @@ PACKAGE = Path(treedecode.__path__[0])
 
 # A module may import its own layer and those below. A new top-level module needs a place here.
 LAYERS = [
-    ["topology", "mask", "interchange", "shape", "tree", "batch"],
+    ["json_text", "topology", "mask", "interchange", "shape", "tree", "batch"],
     [
         "accept",
         "accept_batch",

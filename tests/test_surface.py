@@ -192,3 +192,8 @@ def test_negative_contexts() -> None:
 
 def test_public_names() -> None:
     assert td.CostSurface is CostSurface
+
+
+def test_beyond_the_largest_times_costs_stay_finite() -> None:
+    surface = td.CostSurface([1, 2], [0, 1], [[1.0, 2.0], [1e12, 1e12]])
+    assert surface.at(2**31 - 1).ms_at == (1e12, 1e12)

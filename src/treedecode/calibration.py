@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from treedecode import __version__
+from treedecode.json_text import parse_json
 from treedecode.models.default import CACHE_VARIABLE, cache_dir
 from treedecode.surface import CostSurface
 from treedecode.trace import first_fault
@@ -146,7 +147,7 @@ def read(path: Path) -> Calibration:
 
     try:
         text = path.read_text(encoding="utf-8-sig")
-        content = json.loads(text)
+        content = parse_json(text)
         version = content.get("schema_version") if isinstance(content, dict) else None
         if version != SCHEMA_VERSION:
             raise ValueError(f"expected a JSON object of schema_version {SCHEMA_VERSION}, got {version!r}")

@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from treedecode import topology
+from treedecode.json_text import parse_json
+
+# No forward pass takes less or more; sums, products and quotients of such times stay finite and above zero.
+LEAST_MS, MOST_MS = 1e-9, 1e12
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ class CostCurve:
 
     Args:
         rows: row counts (root included), at least 1, strictly increasing.
-        ms: milliseconds of each, positive, not decreasing. ``CostCurve.fit`` smooths raw measurements.
+        ms: milliseconds of each, 1e-9 to 1e12, not decreasing. ``CostCurve.fit`` smooths raw measurements.
 
     Raises:
         TypeError: a row count is not an integer, or a time not a number.
@@ -132,8 +136,8 @@ class CostCurve:
             TypeError, ValueError: as the class; ``ValueError`` also for text that is no such object.
         """
         try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
+            data = parse_json(text)
+        except ValueError as error:
             raise ValueError(f"a cost curve must be JSON: {error}") from None
         match data:
             case {"rows": [*rows], "ms": [*ms]}:
@@ -185,13 +189,17 @@ def never_falling(values: Sequence[float]) -> list[float]:
 
 
 def as_ms(value: object) -> float:
-    """``value`` as milliseconds; ``TypeError`` for what is no number, ``ValueError`` unless positive and finite."""
+    """``value`` as milliseconds; ``TypeError`` for what is no number, ``ValueError`` outside LEAST_MS to MOST_MS."""
     try:
         if isinstance(value, bool | str | bytes):
             raise TypeError
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise TypeError(f"times must be numbers of milliseconds, got {value!r}") from None
+    except OverflowError:
+        number = math.inf
     if not 0.0 < number < math.inf:
         raise ValueError(f"times must be positive and finite milliseconds, got {number}")
+    if not LEAST_MS <= number <= MOST_MS:
+        raise ValueError(f"times must be {LEAST_MS:g} to {MOST_MS:g} milliseconds, got {number:g}")
     return number

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from treedecode import calibration
 from treedecode.calibration import Conditions
+from treedecode.json_text import parse_json
 from treedecode.surface import Cost, cost_from_json
 
 
@@ -34,7 +34,7 @@ def read_cost(path: str | Path) -> SavedCost:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
         try:
-            data = json.loads(text)
+            data = parse_json(text)
         except ValueError as error:
             raise ValueError(f"expected JSON: {error}") from None
         if isinstance(data, dict) and "schema_version" in data:

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 from treedecode.gains import GainWindow, PlainReference, is_gain
 
+# Changes of mode that are kept.
+MAX_CHANGES = 1000
 # In units of plain steps: what may be lost before drafts are given up, what a trial may lose, and what drafts that pay
 # may earn towards a dry spell.
 ALLOWANCE, TRIAL_ALLOWANCE, CREDIT = 6.0, 3.0, 16.0
@@ -112,7 +114,7 @@ class Guard:
     def __init__(self, reference: PlainReference | None = None) -> None:
         self._plain = PlainReference() if reference is None else reference
         self._num_steps = 0
-        self._changes: tuple[ModeChange, ...] = ()
+        self._changes: deque[ModeChange] = deque(maxlen=MAX_CHANGES)
         self._rest_factor = 1
         self._rest = self._looks_left = self._waited = self._num_vain = 0
         self._looks: list[tuple[float, float]] = []  # gain of the tree and of the chain
@@ -147,8 +149,8 @@ class Guard:
 
     @property
     def changes(self) -> tuple[ModeChange, ...]:
-        """Every change of mode so far."""
-        return self._changes
+        """The changes of mode so far, of a long service the last ``MAX_CHANGES``."""
+        return tuple(self._changes)
 
     @property
     def plain_scale(self) -> float:
@@ -349,4 +351,4 @@ class Guard:
 
     def _change(self, mode: Mode, reason: str, measures: bool = False) -> None:
         self._mode = mode
-        self._changes += (ModeChange(self._num_steps, mode, reason, measures),)
+        self._changes.append(ModeChange(self._num_steps, mode, reason, measures))

@@ -11,7 +11,8 @@ from itertools import pairwise
 import numpy as np
 
 from treedecode import topology
-from treedecode.cost import CostCurve, as_ms, never_falling
+from treedecode.cost import MOST_MS, CostCurve, as_ms, never_falling
+from treedecode.json_text import parse_json
 
 # Curves are made for contexts of this many leading bits: at most 1/32 shorter than the context asked for.
 _CONTEXT_BITS = 6
@@ -30,8 +31,8 @@ class CostSurface:
     Args:
         rows: row counts (root included), at least 1, strictly increasing.
         prefix_lens: contexts, in tokens whose keys and values are in the cache, at least 0, strictly increasing.
-        ms: milliseconds ``[prefix_lens][rows]``, positive, falling in neither direction. ``CostSurface.fit`` smooths
-            raw measurements.
+        ms: milliseconds ``[prefix_lens][rows]``, 1e-9 to 1e12, falling in neither direction. ``CostSurface.fit``
+            smooths raw measurements.
 
     Raises:
         TypeError: a row count or context is not an integer, or a time not a number.
@@ -141,7 +142,7 @@ class CostSurface:
         else:
             ms = low + slopes * (context - contexts[left])
         # interpolation can round two equal times apart
-        return CostCurve(self.rows, np.maximum.accumulate(ms).tolist())
+        return CostCurve(self.rows, np.minimum(np.maximum.accumulate(ms), MOST_MS).tolist())
 
     def plus(self, extra: CostCurve) -> CostSurface:
         """This cost and what ``extra`` says on top, at every context and the row counts of this one."""
@@ -177,8 +178,8 @@ def cost_from_json(text: str) -> Cost:
         TypeError, ValueError: as the classes; ``ValueError`` also for text that is no such object.
     """
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
+        data = parse_json(text)
+    except ValueError as error:
         raise ValueError(f"a cost must be JSON: {error}") from None
     match data:
         case {"rows": [*rows], "prefix_lens": [*prefix_lens], "ms": [*ms]}:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from treedecode.json_text import parse_json
+
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
@@ -68,9 +70,9 @@ class StepRecord:
                 raise ValueError(
                     f"step {self.index}: {name} must be at least 0 milliseconds, got {getattr(self, name)}"
                 )
-        if not self.path or self.path[0] != 0 or max(self.path) >= num_nodes:
+        if not self.path or self.path[0] != 0 or min(self.path) < 0 or max(self.path) >= num_nodes:
             raise ValueError(
-                f"step {self.index}: path must start at 0 and stay below {num_nodes}, got {self.path}"
+                f"step {self.index}: path must start at 0 and hold nodes from 0 to {num_nodes - 1}, got {self.path}"
             )
 
 
@@ -193,7 +195,7 @@ def first_fault(error: ValidationError) -> str:
 
 def _parse(path: str | Path, number: int, line: str) -> dict[str, Any]:
     try:
-        parsed = json.loads(line)
+        parsed = parse_json(line)
     except ValueError as error:
         raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
     if not isinstance(parsed, dict):

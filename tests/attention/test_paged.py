@@ -46,6 +46,8 @@ def test_words_are_the_packed_mask(shape):
         ),
         ([PlacedTree(-1, 0, 0, TreeShape.chain(1))], "request must be at least 0, got -1"),
         ([PlacedTree(0, -2, 0, TreeShape.chain(1))], "first_row must be at least 0, got -2"),
+        ([PlacedTree(2**31, 0, 0, TreeShape.chain(1))], r"request must be below 2\*\*31 in size"),
+        ([PlacedTree(0, 2**31, 0, TreeShape.chain(1))], r"first_row must be below 2\*\*31 in size"),
         ([PlacedTree(0, 0, -3, TreeShape.chain(1))], "prefix_len must be at least 0, got -3"),
     ],
 )

@@ -323,6 +323,7 @@ def test_bad_input_of_several_prompts(generate, monkeypatch, tmp_path, args, wor
     [
         ("", "p.jsonl has no prompt"),
         ('"a"\n{', "p.jsonl, line 2 must be JSON"),
+        ("[" * 100_000, "p.jsonl, line 1 must be JSON: lists and objects are nested too deeply"),
         ('"a"\n""', "p.jsonl, line 2 must be a text"),
         ('{"text": "a"}', 'p.jsonl, line 1 must be a text, or an object with a text as "prompt"'),
         ("7", "expected at least one character, got 7"),

@@ -69,6 +69,8 @@ def test_drafts_without_confidence(tmp_path: Path) -> None:
         ({"prompt_ids": []}, "prompt_ids: List should have at least 1 item"),
         ({"prompt_ids": "text"}, "prompt_ids: Input should be a valid array"),
         ({"token_ids": [1, -2]}, r"token_ids\[1\]: Input should be greater than or equal to 0"),
+        ({"token_ids": [1, 2**63]}, r"token_ids\[1\]: Input should be less than 9223372036854775808"),
+        ({"top_ids": [[1], [2], [3], [10**25]]}, r"top_ids\[3\]\[0\]: Input should be less than"),
         ({"token_ids": [1, "2"]}, r"token_ids\[1\]: Input should be a valid integer"),
         ({"token_ids": [1, 2.0, 3, 4]}, r"token_ids\[1\]: Input should be a valid integer"),
         ({"tokens": [1]}, "tokens: Extra inputs are not permitted"),
@@ -122,6 +124,7 @@ def test_candidates_for_the_next_token_are_noticed(tmp_path: Path) -> None:
         (b"", "is empty: expected a trace, or a log"),
         (b"\n\n", "is empty"),
         (b"not json\n", "line 1: Invalid JSON"),
+        (b"[" * 100_000, "line 1: Invalid JSON: recursion limit exceeded"),
         (b"[1]\n", "line 1: Input should be an object"),
         (b"\xff\xfe", "must be UTF-8"),
         (b'{"type":"header","schema_version":7}\n', "schema version 7"),
@@ -150,6 +153,11 @@ def test_files_that_are_neither(tmp_path: Path, content: bytes, message: str) ->
     [
         ({"prefix_len": 3}, "prefix_len must be"),
         ({"emitted_ids": []}, "every step emits a token"),
+        ({"emitted_ids": [-1]}, r"emitted_ids must be token ids, at least 0 and below 2\*\*63, got \[-1\]"),
+        (
+            {"top_ids": [[1, 2], [10**20, 3]]},
+            r"top_ids must be token ids, .*, got \[100000000000000000000, 3\]",
+        ),
         ({"parents": [-1, 5]}, "node 1 has parent 5"),
         ({"token_ids": [3, 4]}, "its root must be the last emitted token"),
         ({"path": [0, 1], "emitted_ids": [96]}, "path must run down the tree and spell the emitted tokens"),
@@ -257,3 +265,13 @@ def test_cost_of_recorded_steps(tmp_path: Path) -> None:
     for too_few in (points[:3], points[2:], ()):
         with pytest.raises(ValueError, match="do not say what a step costs: expected --cost FILE"):
             step_cost([replace(trace, step_ms=too_few)])
+
+
+def test_only_line_feeds_end_lines(tmp_path: Path) -> None:
+    """JSON strings may hold the line separators of Unicode as they are."""
+    path = tmp_path / "log"
+    path.write_text(
+        json.dumps(LOGGED | {"id": "a\u2028b\x85c"}, ensure_ascii=False) + "\r\n", encoding="utf-8"
+    )
+    (recording,) = read_recordings([path])
+    assert recording.name == "a\u2028b\x85c"

@@ -13,6 +13,7 @@ import numpy as np
 
 VOCAB, TIED_AT, STOP = 40, 5, 39
 NAME = "small"
+MODELS = [{"id": NAME}, {"id": "other"}]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ class Behaviour:
         key: Of the noise of sampling.
         vllm: "ids", "ignored" (fields that it does not know), or "refused".
         logprobs: "given", "none" or "refused".
+        odd_top: What the logprobs of the likeliest tokens all are; None for what they are.
+        odd_noise: The same where one token alone is asked for.
+        samples: Tokens of a sample at most.
         secret: The key that it asks for.
         broken: Answers all completions with this, as it is.
         logits: Its model, from token ids to logits; None for one that knows the last two tokens.
@@ -47,6 +51,9 @@ class Behaviour:
     key: int = 0
     vllm: str = "ids"
     logprobs: str = "given"
+    odd_top: float | None = None
+    odd_noise: float | None = None
+    samples: int | None = None
     secret: str = ""
     broken: str = ""
     logits: Callable[[list[int]], np.ndarray] | None = None
@@ -73,7 +80,8 @@ class Answer:
         self.ids: list[int] = []
         self.rows: list[np.ndarray] = []
         temperature, seed = body["temperature"], body.get("seed", 0)
-        while len(self.ids) < min(body["max_tokens"], does.early or 10**9):
+        most = min(body["max_tokens"], does.early or 10**9, (temperature and does.samples) or 10**9)
+        while len(self.ids) < most:
             position = len(self.ids)
             context = [*self.prompt, *self.ids]
             logits = (does.logits or known)(context)
@@ -101,11 +109,16 @@ class Answer:
         if body.get("logprobs") and does.logprobs == "given":
             names = [f"token_id:{t}" if with_ids else word(t) for t in range(len(self.rows[0]))]
             rows = self.rows[first:last]
+            odd = does.odd_noise if body["max_tokens"] == 1 and does.odd_noise is not None else does.odd_top
             made["logprobs"] = {
                 "tokens": [names[token] for token in ids],
                 "token_logprobs": [float(row[t]) + does.shift for row, t in zip(rows, ids, strict=True)],
                 "top_logprobs": [
-                    {names[t]: float(row[t]) for t in np.argsort(-row)[: body["logprobs"]]} for row in rows
+                    {
+                        names[t]: float(row[t]) if odd is None else odd
+                        for t in np.argsort(-row)[: body["logprobs"]]
+                    }
+                    for row in rows
                 ],
             }
         return made
@@ -130,7 +143,7 @@ class LyingServer:
 
             def do_GET(self) -> None:
                 if self.allowed():
-                    self.send(200, {"data": [{"id": NAME}, {"id": "other"}]})
+                    self.send(200, {"data": MODELS})
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

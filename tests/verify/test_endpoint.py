@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from tests.verify.server import TIED_AT, LyingServer, Serve
-from treedecode.verify.client import Endpoint
+from treedecode.verify.client import Endpoint, EndpointError
+from treedecode.verify.completion import Choice, Completion, Logprobs
 from treedecode.verify.endpoint import verify_endpoint
 from treedecode.verify.prompts import Prompt
 from treedecode.verify.reference import PlainEndpoint
@@ -60,6 +62,7 @@ def test_equal_servers_are_exact(serve: Serve, vllm: str) -> None:
         ({"stream": "lost"}, "stream", ["differs from character"]),
         ({"stream": "changed"}, "stream", ["differs from character", "!"]),
         ({"sharpen": 3.0}, "sampled", ["chi-squared"]),
+        ({"samples": 1}, "sampled", ["chi-squared"]),
     ],
 )
 def test_every_lie_is_caught(
@@ -139,3 +142,55 @@ def test_penalties_and_filters_reach_the_server(serve: Serve) -> None:
     assert all(wanted.items() <= body.items() for body in sampled)
     greedy = [body for body in server.requests if not body["temperature"] and body["max_tokens"] == 5]
     assert greedy and all(body["repetition_penalty"] == 1.2 and "top_k" not in body for body in greedy)
+
+
+@pytest.mark.parametrize(
+    "odd", [{"odd_top": float("nan")}, {"odd_top": float("-inf")}, {"odd_noise": float("nan")}]
+)
+def test_logprobs_that_are_no_numbers_make_no_near_tie(serve: Serve, odd: dict[str, float]) -> None:
+    report = verified(serve(wrong_at=7), serve(**odd), GREEDY)
+    assert statuses(report)["greedy"] is Status.DIFFERENT and not report.num_near_ties
+
+
+GIVEN = {"text": " w1", "token_ids": [1], "logprobs": {"tokens": ["token_id:1"], "token_logprobs": [-0.1]}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"choices": {"a": 1}}, "choices: Input should be a valid list"),
+        ({"choices": [None]}, r"choices\[0\]: Input should be"),
+        ({"choices": [{"message": {"content": "hi"}}]}, r"choices\[0\]\.text: Field required"),
+        ({"choices": [GIVEN | {"text": None}]}, r"choices\[0\]\.text"),
+        ({"choices": [GIVEN | {"token_ids": [-1]}]}, r"token_ids\[0\].*greater than or equal to 0, got -1"),
+        ({"choices": [GIVEN | {"token_ids": "ab"}]}, r"token_ids: Input should be a valid list, got 'ab'"),
+        ({"choices": [GIVEN | {"logprobs": {"content": []}}]}, r"logprobs\.tokens: Field required"),
+        (
+            {"choices": [GIVEN | {"logprobs": {"tokens": ["a"], "token_logprobs": [None]}}]},
+            r"logprobs\.token_logprobs\[0\]: Input should be a valid number, got None",
+        ),
+        (
+            {"choices": [GIVEN | {"logprobs": GIVEN["logprobs"] | {"top_logprobs": [None]}}]},
+            r"top_logprobs\[0\]: Input should be a valid dictionary",
+        ),
+        ("[" * 100_000, "must answer with JSON objects"),
+    ],
+)
+def test_answers_of_another_form_are_named(serve: Serve, answer: Any, words: str) -> None:
+    text = answer if isinstance(answer, str) else json.dumps(answer)
+    with pytest.raises(EndpointError, match=f"--endpoint http.*{words}"):
+        Endpoint(serve(broken=text).url, "--endpoint")
+
+
+def test_a_token_name_that_holds_no_id_is_text() -> None:
+    choice = Choice(text="a", logprobs=Logprobs(tokens=["token_id:x"], token_logprobs=[-1.0]))
+    assert Completion.of([choice]).tokens == ("token_id:x",)
+
+
+@pytest.mark.parametrize("data", [None, ["x"], [{}], [{"id": 5}]])
+def test_a_list_of_models_of_another_form_is_named(
+    serve: Serve, data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.verify.server.MODELS", data)
+    with pytest.raises(EndpointError, match="must answer as OpenAI-compatible servers do: data"):
+        Endpoint(serve().url, "--endpoint")

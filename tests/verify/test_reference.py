@@ -10,7 +10,7 @@ import pytest
 from tests.engines.tiny import PROMPTS, SHORT, target_of
 from tests.verify.models import tiny_model
 from tests.verify.server import LyingServer, Serve
-from treedecode.verify.client import Endpoint
+from treedecode.verify.client import Endpoint, EndpointError
 from treedecode.verify.endpoint import verify_endpoint
 from treedecode.verify.plain import PlainModel
 from treedecode.verify.prompts import Prompt
@@ -57,3 +57,15 @@ def test_a_filter_that_the_server_ignores_is_caught(serve: Serve) -> None:
     settings = Settings(max_new_tokens=4, num_draws=120, temperature=1.5, top_k=2)
     (sampled,) = verified(serve(logits=served_logits), settings).differences
     assert sampled.check == "sampled" and "probability 0" in sampled.detail
+
+
+@pytest.mark.parametrize("vllm", ["ignored", "refused"])
+def test_a_server_that_gives_no_ids_cannot_be_compared_with_a_model(serve: Serve, vllm: str) -> None:
+    with pytest.raises(EndpointError, match="gives no token ids, which a comparison with a MODEL needs"):
+        verified(serve(logits=served_logits, vllm=vllm))
+
+
+def test_a_sample_outside_the_vocabulary_is_impossible() -> None:
+    plain = LocalModel(tiny_model("llama", "fused"), SETTINGS)
+    found = plain.compare(PROMPT.content, [(10**6, 1)] * 30)
+    assert found.impossible == 10**6 and not found.passed

@@ -159,3 +159,49 @@ def test_serve_says_which_runner_it_sets(monkeypatch, capsys):
     assert ran[0][2]["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     said = [line for line in capsys.readouterr().err.splitlines() if "VLLM_USE_V2_MODEL_RUNNER" in line]
     assert said == ["treedecode: VLLM_USE_V2_MODEL_RUNNER=0 is set: trees run on that model runner"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--additional-config.a", "1"],
+        ["--additional-config.treedecode.drafter=suffix"],
+        ["--additional_config.a=1"],
+        ["--additional-config", '{"a": 1}', "--additional-config", '{"b": 1}'],
+        ["--additional-conf", '{"a": 1}'],
+    ],
+)
+def test_an_additional_config_in_parts_would_be_lost_and_is_refused(flags):
+    with pytest.raises(ValueError, match=r"--additional.conf\S* must be given once, as one JSON object"):
+        serve_command("some/model", flags, 9)
+
+
+@pytest.mark.parametrize("flag", ["--worker-c", "--async-sched", "--speculative-conf"])
+def test_shortened_flags_are_refused_like_whole_ones(flag):
+    with pytest.raises(ValueError, match=f"{flag} is set by treedecode serve"):
+        serve_command("some/model", [flag, "x"], 9)
+
+
+@pytest.mark.parametrize(("flag", "options"), [("--width", {"width": 4}), ("--branches", {"branches": 2})])
+def test_settings_of_vllms_drafters_need_one(flag, options):
+    with pytest.raises(ValueError, match=f"{flag} is for drafters of vLLM's: expected --speculative-config"):
+        serve_command("some/model", [], 9, **options)
+    serve_command("some/model", ["-sc", '{"method": "eagle", "model": "some/head"}'], 9, **options)
+
+
+@pytest.mark.parametrize("content", ['{"rows": [1], "ms": [NaN]}', "[" * 100_000, None])
+def test_a_cost_that_cannot_be_read_is_refused_before_vllm_starts(content, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("treedecode.cli.serve.check_version", lambda: None)
+    monkeypatch.setattr("os.execve", lambda *args: pytest.fail("vLLM was started"))
+    path = tmp_path / "cost.json"
+    if content is not None:
+        path.write_text(content)
+    assert main(["serve", "some/model", "--cost", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "cost must be auto, off or a file" in said and str(path) in said
+
+
+def test_json_without_show_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr("os.execve", lambda *args: pytest.fail("vLLM was started"))
+    assert main(["serve", "some/model", "--json"]) == 2
+    assert "expected --show" in capsys.readouterr().err

@@ -62,7 +62,8 @@ def pack_trees(placed: Sequence[PlacedTree], device: torch.device | str = "cpu")
         device: of the kernel that reads them.
 
     Raises:
-        ValueError: no tree, one with more than ``MAX_NODES`` nodes, or a negative row, request or prefix length.
+        ValueError: no tree, one with more than ``MAX_NODES`` nodes, or a row, request or prefix length below 0 or above
+            32 bits.
     """
     if not placed:
         raise ValueError("pack_trees needs at least one tree, got none")
@@ -72,7 +73,10 @@ def pack_trees(placed: Sequence[PlacedTree], device: torch.device | str = "cpu")
             raise ValueError(
                 f"a tree must have at most {MAX_NODES} nodes, root included: tree {number} has {tree.shape.num_nodes}"
             )
-        request, first_row = count(tree.request, "request"), count(tree.first_row, "first_row")
+        request, first_row = (
+            count(tree.request, "request", limit_power=31),
+            count(tree.first_row, "first_row", limit_power=31),
+        )
         rows.append((request, first_row, check_prefix_len(tree.prefix_len), tree.shape.num_nodes, place))
         place += tree.shape.num_nodes
     max_nodes = max(tree.shape.num_nodes for tree in placed)

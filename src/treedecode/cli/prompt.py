@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import typer
+
+from treedecode.json_text import parse_json
 
 
 def read_prompts(arguments: Sequence[str] | None, file: Path | None) -> list[str]:
@@ -27,7 +28,7 @@ def read_prompts(arguments: Sequence[str] | None, file: Path | None) -> list[str
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            found = parse_json(line)
         except ValueError as error:
             raise typer.TyperException(f"{file}, line {number} must be JSON: {error}") from None
         prompt = found.get("prompt") if isinstance(found, dict) else found

@@ -61,7 +61,8 @@ def batch_line(generations: Sequence[td.Generation], seconds: float) -> str:
     after_prompt = sum(sum(one.stats.emitted_per_step) for one in begun)
     reasons = Counter(one.finish_reason for one in begun)
     ends = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-    line = f"{len(begun)} of {len(generations)} outputs ({ends}), {num_tokens} tokens in {seconds:.1f} s"
+    line = f"{len(begun)} of {len(generations)} outputs{f' ({ends})' if ends else ''}"
+    line += f", {num_tokens} tokens in {seconds:.1f} s"
     if seconds > 0:
         line += f", {num_tokens / seconds:.1f} tokens/s together, prompts included"
     return line + (f", E[L] {after_prompt / num_steps:.2f}" if num_steps else "")

@@ -13,7 +13,7 @@ from treedecode.cli.outcome import bad_input
 from treedecode.cli.output import print_json
 from treedecode.vllm.command import serve_command
 from treedecode.vllm.compat import check_version
-from treedecode.vllm.config import DEFAULT_BUDGET, DEFAULT_WIDTH
+from treedecode.vllm.config import DEFAULT_BUDGET, DEFAULT_WIDTH, TreeOptions
 
 
 def serve(
@@ -50,6 +50,8 @@ def serve(
     as_json: Annotated[bool, typer.Option("--json", help="With --show: as a JSON object.")] = False,
 ) -> None:
     """Serves MODEL with vLLM's OpenAI-compatible server, trees on. Every other flag is passed on to vllm serve."""
+    if as_json and not show:
+        raise typer.TyperException("--json prints the command: expected --show with it")
     with bad_input():
         command = serve_command(
             model,
@@ -64,6 +66,8 @@ def serve(
         )
         if not show:
             check_version()
+            if budget:
+                TreeOptions(cost=cost).saved_cost()
     if show:
         plain = shlex.join(command.plain)
         if as_json:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from treedecode.engines.grammar import CompiledGrammar
+from treedecode.json_text import parse_json
 
 Kind = Literal["json", "regex", "ebnf", "choice", "llguidance"]
 
@@ -62,14 +63,14 @@ class Grammar:
         if "::=" in given or re.search(r"^\s*start\s*:", given, re.MULTILINE):
             return cls("ebnf", given)
         try:
-            return cls("json" if isinstance(json.loads(given), dict) else "regex", given)
+            return cls("json" if isinstance(parse_json(given), dict) else "regex", given)
         except ValueError:
             return cls("regex", given)
 
 
 def _is_choice(text: str) -> bool:
     try:
-        choices = json.loads(text)
+        choices = parse_json(text)
     except ValueError:
         return False
     return isinstance(choices, list) and bool(choices) and all(isinstance(item, str) for item in choices)

@@ -16,7 +16,7 @@ TYPICAL_LOGPROBS = (-0.7, -3.8, -4.6, -5.1, -5.5, -5.7, -5.9, -6.1)
 # Fewer positions than this say nothing about the alignment of top_ids.
 _MIN_ALIGNED = 8
 
-TokenId = Annotated[int, Field(ge=0)]
+TokenId = Annotated[int, Field(ge=0, lt=2**63)]
 LogProb = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
 
 

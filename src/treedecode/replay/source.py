@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
+from treedecode.json_text import parse_json
 from treedecode.replay.logged import TokenId, parse_request
 from treedecode.replay.recording import Recording, Row, Text, tails, text_of
 from treedecode.shape import TreeShape
@@ -58,7 +59,7 @@ def read_file(path: str | Path) -> list[Recording]:
         raise ValueError(f"{path} must be UTF-8 text: {error}") from None
     if _is_trace(text):
         return [from_trace(read_trace(path), str(path))]
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
         raise ValueError(f"{path} is empty: expected a trace, or a log with one JSON object per request")
     return [parse_request(line, f"{path}, line {number}") for number, line in lines]
@@ -66,7 +67,7 @@ def read_file(path: str | Path) -> list[Recording]:
 
 def _is_trace(text: str) -> bool:
     try:
-        first = json.loads(text.partition("\n")[0])
+        first = parse_json(text.partition("\n")[0])
     except ValueError:
         return False
     return isinstance(first, dict) and "type" in first
@@ -145,6 +146,9 @@ def _check_step(step: StepRecord, tree: DraftTree, num_prompt: int, output: list
         raise ValueError("top_logprobs must start with a number for every node, got null")
     if not step.emitted_ids:
         raise ValueError("every step emits a token, got none")
+    for name, ids in (("emitted_ids", step.emitted_ids), *(("top_ids", row) for row in step.top_ids)):
+        if not 0 <= min(ids) <= max(ids) < 2**63:
+            raise ValueError(f"{name} must be token ids, at least 0 and below 2**63, got {ids}")
     for node, parent, token in zip(step.path[1:], step.path, step.emitted_ids, strict=False):
         if tree.shape.parent_tuple[node] != parent or tree.token_tuple[node] != token:
             raise ValueError(f"path must run down the tree and spell the emitted tokens, got {step.path}")

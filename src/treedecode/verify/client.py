@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
+from pydantic import BaseModel, ValidationError
 
-from treedecode.verify.completion import Completion
+from treedecode.json_text import parse_json
+from treedecode.trace import first_fault
+from treedecode.verify.completion import Answer, Completion, Models
+
+_Kind = TypeVar("_Kind", bound=BaseModel)
 
 # Tokens with logprobs per position: the most that every server gives.
 TOP = 5
@@ -123,7 +127,7 @@ class Endpoint:
             raise self._unreachable(error) from error
         if response.status_code != httpx2.codes.OK:
             self._refuse(response)
-        served = [entry["id"] for entry in self._json(response).get("data", [])]
+        served = [entry.id for entry in self._checked(Models, self._json(response)).data]
         if not served or (wanted is not None and wanted not in served):
             raise EndpointError(
                 f"{self.name} does not serve the model {wanted!r}, but {', '.join(served) or 'none'}; "
@@ -184,25 +188,34 @@ class Endpoint:
 
     def _parsed(self, text: str) -> dict[str, Any]:
         try:
-            found = json.loads(text)
-        except json.JSONDecodeError:
+            found = parse_json(text)
+        except ValueError:
             found = None
         if not isinstance(found, dict):
             raise EndpointError(f"{self.name} must answer with JSON objects, got {text[:80]!r}")
         return found
 
     def _read(self, pieces: list[dict[str, Any]]) -> Completion:
-        choices = [piece["choices"][0] for piece in pieces if piece.get("choices")]
+        answers = [self._checked(Answer, piece).choices for piece in pieces]
+        choices = [given[0] for given in answers if given]
         if not choices:
             raise EndpointError(f"{self.name} answered without choices: expected a completion")
         return Completion.of(choices)
+
+    def _checked(self, kind: type[_Kind], content: dict[str, Any]) -> _Kind:
+        try:
+            return kind.model_validate(content)
+        except ValidationError as error:
+            raise EndpointError(
+                f"{self.name} must answer as OpenAI-compatible servers do: {first_fault(error)}"
+            ) from None
 
 
 def _message(response: httpx2.Response) -> str:
     """What the server says, on one line."""
     try:
-        found = json.loads(response.text)
-    except json.JSONDecodeError:
+        found = parse_json(response.text)
+    except ValueError:
         found = {}
     error = found.get("error", found) if isinstance(found, dict) else found
     says = error.get("message", response.text) if isinstance(error, dict) else str(error)

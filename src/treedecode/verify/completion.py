@@ -4,11 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 _PREFIX = "token_id:"
 
 Token = int | str
+
+
+class Logprobs(BaseModel):
+    """Of the tokens of one choice: ``[tokens]`` each."""
+
+    model_config = ConfigDict(strict=True)
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None = None
+
+
+class Choice(BaseModel):
+    """One completion, or a piece of it, as servers give it: OpenAI's fields, and the token ids that vLLM adds."""
+
+    model_config = ConfigDict(strict=True)
+
+    text: str
+    token_ids: list[NonNegativeInt] | None = None
+    prompt_token_ids: list[NonNegativeInt] | None = None
+    logprobs: Logprobs | None = None
+
+
+class Answer(BaseModel):
+    """An answer of ``/v1/completions``, or a piece of a stream; the last piece may have no choice."""
+
+    model_config = ConfigDict(strict=True)
+
+    choices: list[Choice] | None = None
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    id: str
+
+
+class Models(BaseModel):
+    """An answer of ``/v1/models``."""
+
+    model_config = ConfigDict(strict=True)
+
+    data: list[_Model] = []
 
 
 @dataclass(frozen=True)
@@ -41,18 +85,18 @@ class Completion:
         return [*self.prompt_ids, *map(int, tokens)]
 
     @classmethod
-    def of(cls, choices: Sequence[dict[str, Any]]) -> Completion:
+    def of(cls, choices: Sequence[Choice]) -> Completion:
         """Of the first choice of an answer, or of its pieces in order: at least one."""
-        text = "".join(choice["text"] for choice in choices)
-        logs = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
-        ids = [token for choice in choices for token in choice.get("token_ids") or []]
-        strings = [_token(token) for log in logs for token in log["tokens"]]
-        prompt_ids = choices[0].get("prompt_token_ids")
-        logprobs = tuple(float(value) for log in logs for value in log["token_logprobs"])
+        text = "".join(choice.text for choice in choices)
+        logs = [choice.logprobs for choice in choices if choice.logprobs]
+        ids = [token for choice in choices for token in choice.token_ids or []]
+        strings = [_token(token) for log in logs for token in log.tokens]
+        prompt_ids = choices[0].prompt_token_ids
+        logprobs = tuple(value for log in logs for value in log.token_logprobs)
         top = tuple(
-            {_token(token): float(value) for token, value in place.items()}
+            {_token(token): value for token, value in place.items()}
             for log in logs
-            for place in log.get("top_logprobs") or []
+            for place in log.top_logprobs or []
         )
         tokens = tuple(ids) if len(ids) >= len(strings) else tuple(strings)
         return cls(
@@ -67,4 +111,5 @@ class Completion:
 
 
 def _token(name: str) -> Token:
-    return int(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else name
+    number = name.removeprefix(_PREFIX)
+    return int(number) if number != name and number.isdecimal() else name

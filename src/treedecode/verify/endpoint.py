@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from treedecode.models.progress import Progress, silent
-from treedecode.verify.client import Endpoint
-from treedecode.verify.completion import Completion
+from treedecode.verify.client import Endpoint, EndpointError
+from treedecode.verify.completion import Completion, Token
 from treedecode.verify.followed import follow, gap_of, greedy_finding, logprob_finding
 from treedecode.verify.prompts import DEFAULT_PROMPTS, Prompt
 from treedecode.verify.reference import Reference, draw_samples, greedy_options
@@ -31,7 +31,7 @@ def verify_endpoint(
         progress: Called with the name of every stage, returns a context manager around it.
 
     Raises:
-        EndpointError: A server went away or refused a request.
+        EndpointError: A server went away or refused a request, or gives no token ids to compare with a model.
     """
     return Report(tuple(check_endpoint(trees, plain, prompts, settings or Settings(), progress)))
 
@@ -49,6 +49,7 @@ def check_endpoint(
         stage = f"Prompt {number} of {len(prompts)}, {prompt.name}"
         with progress(f"{stage}: greedy"):
             whole = trees.complete(prompt.content, count, options)
+            _check_ids(trees, plain, whole.tokens)
             followed = follow(whole, plain, prompt.content, settings)
             findings = [greedy_finding(prompt.name, whole, followed)]
             findings.append(logprob_finding(prompt.name, whole, followed, plain, settings))
@@ -83,9 +84,18 @@ def _stream(name: str, streamed: Completion, whole: Completion, settings: Settin
 def _sampled(prompt: Prompt, trees: Endpoint, plain: Reference, settings: Settings) -> Finding:
     """Do samples come from the same distribution?"""
     samples = draw_samples(trees, prompt.content, settings)
+    _check_ids(trees, plain, [token for sample in samples for token in sample])
     found = plain.compare(prompt.content, samples)
     detail = f"{found.num_counted} tokens of {len(samples)} samples: {found.words}"
     if found.impossible is not None:
         detail = f"{found.impossible!r} was drawn, which has probability 0 there"
     status = Status.EXACT if found.passed else Status.DIFFERENT
     return Finding(prompt.name, "sampled", status, detail, found.num_counted, 0, found.numbers)
+
+
+def _check_ids(trees: Endpoint, plain: Reference, tokens: Sequence[Token]) -> None:
+    if plain.needs_ids and not all(isinstance(token, int) for token in tokens):
+        raise EndpointError(
+            f"{trees.name} gives no token ids, which a comparison with a MODEL needs: expected those that vLLM gives "
+            "for return_token_ids; or compare it with --plain-endpoint"
+        )

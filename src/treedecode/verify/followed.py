@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,7 +63,7 @@ def follow(mine: Completion, plain: Reference, prompt: str | Sequence[int], sett
         text = mine.before(found.end)
         gap, limit = gap_of(other, place, tokens[found.end]), _tolerance(plain, other, place, text, settings)
         if gap is None or gap > limit:
-            far = "not among its likeliest" if gap is None else f"{gap:.3g} below it in logprobs"
+            far = "not known to be among its likeliest" if gap is None else f"{gap:.3g} below it in logprobs"
             found.fault = (
                 f"token {found.end} is {tokens[found.end]!r}, without trees {other.tokens[place]!r}: {far}; "
                 f"a near tie is within {limit:.2g}"
@@ -77,10 +78,11 @@ def follow(mine: Completion, plain: Reference, prompt: str | Sequence[int], sett
 
 
 def gap_of(other: Completion, place: int, token: Token) -> float | None:
-    """How far below the best logprob a token is; None if that is not known."""
+    """How far below the best logprob a token is; None if that is not known, as of logprobs that are no numbers."""
     if other.top is None or token not in other.top[place]:
         return None
-    return max(other.top[place].values()) - other.top[place][token]
+    gap = max(other.top[place].values()) - other.top[place][token]
+    return None if math.isnan(gap) else gap
 
 
 def _tolerance(
@@ -96,7 +98,9 @@ def _measured(plain: Reference, text: list[int] | None, top: dict[Token, float] 
     """Four times what computing logprobs in another way does to them, 0.001 at least."""
     if text is None or top is None:
         return LOGPROB_TOLERANCE
-    return min(max(4 * plain.noise(text, top), LOGPROB_TOLERANCE), _MOST)
+    noise = plain.noise(text, top)
+    # logprobs that are not finite measure nothing
+    return min(max(4 * noise, LOGPROB_TOLERANCE), _MOST) if math.isfinite(noise) else LOGPROB_TOLERANCE
 
 
 def greedy_finding(name: str, mine: Completion, found: Followed) -> Finding:

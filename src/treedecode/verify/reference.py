@@ -9,6 +9,7 @@ from typing import Any
 
 from treedecode.engines.hf import stream
 from treedecode.engines.load import LoadedModel
+from treedecode.testing.statistics import ChiSquared
 from treedecode.verify.client import TOP, Endpoint
 from treedecode.verify.completion import Completion, Token
 from treedecode.verify.counts import Counted
@@ -23,7 +24,13 @@ _CONCURRENCY = 16
 
 
 class Reference(ABC):
-    """The model without trees."""
+    """The model without trees.
+
+    Attributes:
+        needs_ids: It can be compared with token ids alone, not with their text.
+    """
+
+    needs_ids = False
 
     @abstractmethod
     def complete(self, prompt: str | Sequence[int], max_tokens: int) -> Completion:
@@ -61,6 +68,8 @@ class PlainEndpoint(Reference):
 class LocalModel(Reference):
     """A model loaded here, decoded plainly."""
 
+    needs_ids = True
+
     def __init__(self, model: LoadedModel, settings: Settings) -> None:
         self._model, self._settings = model, settings
         self._plain = PlainModel(model.target, settings.repetition_penalty)
@@ -89,6 +98,10 @@ class LocalModel(Reference):
 
     def compare(self, prompt: str | Sequence[int], samples: Sequence[Continuation]) -> Counted:
         ids, params = self.ids(prompt), self._settings.sampling(0)
+        vocabulary = range(self._model.target.vocab_size)
+        for token in {int(token) for sample in samples for token in sample}:
+            if token not in vocabulary:
+                return Counted(ChiSquared(0.0, 0), sum(map(len, samples)), impossible=token)
         return against_model(samples, lambda context: self._plain.row([*ids, *map(int, context)]), params)
 
     def ids(self, prompt: str | Sequence[int]) -> list[int]:

@@ -22,6 +22,8 @@ _RARE = 10
 _MOST_CONTEXTS = 4
 
 Continuation = tuple[Token, ...]
+# No server's token: the output ended here.
+_END = -1
 
 
 def by_context(samples: Sequence[Continuation]) -> dict[Continuation, Counter[Token]]:
@@ -33,13 +35,19 @@ def by_context(samples: Sequence[Continuation]) -> dict[Continuation, Counter[To
     return counts
 
 
+def _with_ends(samples: Sequence[Continuation], length: int) -> list[Continuation]:
+    """An output that ends early says so: what follows it is counted like a token."""
+    return [sample if len(sample) == length else (*sample, _END) for sample in samples]
+
+
 def two_samples(mine: Sequence[Continuation], other: Sequence[Continuation]) -> Counted:
-    """Whether both may come from one distribution, token by token given those before.
+    """Whether both may come from one distribution, token by token given those before, ends before the last included.
 
     The statistic for two counts a, b of each token out of A, B is the sum of (a sqrt(B/A) - b sqrt(A/B))^2 / (a + b)
     (Numerical Recipes, 3rd ed., section 14.3.3), with one degree of freedom less than tokens.
     """
-    left, right = by_context(mine), by_context(other)
+    length = max(map(len, [*mine, *other]), default=0)
+    left, right = (by_context(_with_ends(samples, length)) for samples in (mine, other))
     statistic, degrees, counted = 0.0, 0, 0
     for context in left.keys() & right.keys():
         a, b = left[context], right[context]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from treedecode.json_text import parse_json
 from treedecode.vllm.config import CONFIG_KEY, CPU_WORKER, DEFAULT_WIDTH, EXECUTOR, engine_args
 
 # trees run on vLLM's V1 model runner
@@ -81,6 +82,12 @@ def serve_command(
         return ServeCommand([*base, *flags], {})
     speculative, rest = _take_object(flags, _SPECULATIVE)
     additional, rest = _take_object(rest, _ADDITIONAL)
+    if speculative is None:
+        for flag, value, default in (("--width", width, DEFAULT_WIDTH), ("--branches", branches, 1)):
+            if value != default:
+                raise ValueError(
+                    f"{flag} is for drafters of vLLM's: expected --speculative-config, or no {flag}, got {value}"
+                )
     if additional and CONFIG_KEY in additional:
         raise ValueError(
             f"--additional-config must leave {CONFIG_KEY!r} to --budget, --drafter, --max-depth, --cost, "
@@ -88,9 +95,14 @@ def serve_command(
         )
     arguments = engine_args(budget, **options, speculative_config=speculative)
     names = [_name(flag) for flag in rest]
-    if clash := [name for name in names if name in _OURS or name in _SPECULATIVE]:
+    if clash := [name for name in names if any(_means(name, flag) for flag in (*_OURS, *_SPECULATIVE))]:
         raise ValueError(
             f"{clash[0]} is set by treedecode serve: leave it out, or use vllm serve with --budget 0"
+        )
+    # vLLM takes one of several: the other's entries, or those for trees, would be lost
+    if clash := [name for name in names if any(_means(name, flag) for flag in _ADDITIONAL)]:
+        raise ValueError(
+            f"{clash[0]} must be given once, as one JSON object: {_ADDITIONAL[0]} '{{\"key\": value, ...}}'"
         )
     # on a CPU vLLM runs its workers in processes of their own, by this executor's base
     has_executor = arguments["worker_cls"] == CPU_WORKER and _DISTRIBUTION.isdisjoint(names)
@@ -118,6 +130,11 @@ def _name(flag: str) -> str:
     return flag.split("=")[0].split(".")[0].replace("_", "-") if flag.startswith("-") else flag
 
 
+def _means(name: str, flag: str) -> bool:
+    """Whether vLLM would read an argument's ``name`` as ``flag``, which it may shorten."""
+    return name == flag or (len(name) > 3 and name.startswith("--") and flag.startswith(name))
+
+
 def _take_object(flags: Sequence[str], names: Sequence[str]) -> tuple[dict[str, object] | None, list[str]]:
     """The JSON object that the caller gave for one of ``names`` (None: not given), and the flags without it."""
     rest = list(flags)
@@ -129,7 +146,7 @@ def _take_object(flags: Sequence[str], names: Sequence[str]) -> tuple[dict[str, 
             value = rest[place + 1]
         del rest[place : place + (1 if equals else 2)]
         try:
-            given = json.loads(value)
+            given = parse_json(value)
         except ValueError:
             given = None
         if not isinstance(given, dict):
